@@ -1,0 +1,1 @@
+"""Operator's commands, one file each."""

@@ -1,0 +1,1 @@
+"""Decisions about host ports: plans in, changes out."""

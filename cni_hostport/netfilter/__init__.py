@@ -1,0 +1,1 @@
+"""Text and bytes of netfilter: pure formats, no effects."""
