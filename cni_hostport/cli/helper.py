@@ -32,6 +32,11 @@ def main(argv: Sequence[str]) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="take over from a running helper: its sockets are never free in between",
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
@@ -44,4 +49,6 @@ def main(argv: Sequence[str]) -> int:
         parser.exit(1, f"cni-hostport: {error}\n")
     from cni_hostport.helper.run import serve
 
-    return serve(Path(run_dir), arguments.log_format, arguments.log_level)
+    return serve(
+        Path(run_dir), arguments.log_format, arguments.log_level, replace=arguments.replace
+    )

@@ -29,6 +29,9 @@ _RECEIVE_BYTES = 65536
 # A burst of a hundred pods queues a thousand link events of some 4 KiB each.
 _QUEUE_BYTES = 8 << 20
 
+# A storm that overtakes this many sends events, and those mend what is missing.
+_DUMP_TRIES = 5
+
 _AF_UNSPEC, _AF_INET6 = 0, 10
 _IFINFO = struct.Struct("=BxHiII")
 _IFADDR = struct.Struct("=BBBBI")
@@ -78,12 +81,10 @@ class NodeAddresses:
 
         Cost grows with the links of the node: for the start and for lost events.
         """
-        from pyroute2 import IPRoute
-
         before = self.addresses
-        with IPRoute() as route:
-            listed = [message for message in route.get_addr() if _counts(message)]
-            names = {m["index"]: m.get("ifname") for m in route.get_links()}
+        listed = [message for message in _dump() if _counts(message)]
+        # After the addresses, so that each has its link. A thirtieth of pyroute2's get_links().
+        names = dict(socket.if_nameindex())
         self._entries, self._links = {}, {}
         for message in listed:
             name = names.get(message["index"])
@@ -181,6 +182,22 @@ class AddressEvents:
             for message in () if lost else nlwire.messages(data):
                 changed |= _apply(addresses, message)
         return (addresses.refresh() or changed) if lost else changed
+
+
+def _dump() -> list[Mapping[str, Any]]:
+    """Every address of the namespace, decoded; read again when it changed meanwhile."""
+    from pyroute2 import IPRoute, NetlinkError
+
+    try:
+        with IPRoute() as route:
+            for _ in range(_DUMP_TRIES):
+                listed: list[Mapping[str, Any]] = list(route.get_addr())
+                # The kernel marks a dump that a change overtook; it may lack any entry.
+                if not any(m["header"]["flags"] & nlwire.NLM_F_DUMP_INTR for m in listed):
+                    break
+    except NetlinkError as error:
+        raise OSError(error.code, f"reading the addresses: {error}") from error
+    return listed
 
 
 def _apply(addresses: NodeAddresses, message: nlwire.Message) -> bool:

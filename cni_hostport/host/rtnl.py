@@ -148,13 +148,17 @@ def parse_link(body: bytes) -> Link:
 def _hairpin(info: dict[int, bytes]) -> bool | None:
     if nlwire.text(info.get(_INFO_SLAVE_KIND, b"")) != "bridge":
         return None
-    mode = nlwire.attribute_map(info.get(_INFO_SLAVE_DATA, b"")).get(_BRPORT_MODE)
-    return None if mode is None else mode != b"\0"
+    mode = _first(info.get(_INFO_SLAVE_DATA, b""), _BRPORT_MODE)
+    return mode != b"\0" if mode else None
 
 
 def _route_localnet(af_spec: bytes) -> bool | None:
-    inet = nlwire.attribute_map(af_spec).get(socket.AF_INET, b"")
-    conf = nlwire.attribute_map(inet).get(_INET_CONF, b"")
+    conf = _first(_first(af_spec, socket.AF_INET), _INET_CONF)
     if len(conf) < _ROUTE_LOCALNET * _U32.size:
         return None
     return bool(_U32.unpack_from(conf, (_ROUTE_LOCALNET - 1) * _U32.size)[0])
+
+
+def _first(data: bytes, kind: int) -> bytes:
+    """One attribute of many (a port has forty); ours come early, so stop there."""
+    return next((payload for found, payload in nlwire.attributes(data) if found == kind), b"")

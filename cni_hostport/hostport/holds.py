@@ -8,7 +8,7 @@ Never listens, never reads.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,6 +53,15 @@ class Holds:
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
         self._held: dict[str, Held] = {}
+        self._watcher: Callable[[str, list[Holder]], None] = lambda _key, _holders: None
+
+    def watch(self, watcher: Callable[[str, list[Holder]], None]) -> None:
+        """Call back with an attachment's sockets whenever they change."""
+        self._watcher = watcher
+
+    def _tell(self, key: str) -> None:
+        entry = self._held.get(key)
+        self._watcher(key, list(entry.sockets.values()) if entry else [])
 
     def held(self, key: str) -> frozenset[HostPort]:
         """Ports really held for the attachment."""
@@ -118,6 +127,8 @@ class Holds:
             self._held[key] = Held({**kept, **new}, waiting)
         else:
             self._held.pop(key, None)
+        if new or surplus:
+            self._tell(key)
 
     def release(self, key: str) -> None:
         """Close all of the attachment's sockets; fine if it has none."""
@@ -125,6 +136,7 @@ class Holds:
         if entry is not None:
             for holder in entry.sockets.values():
                 holder.close()
+            self._tell(key)
 
     def retry(self, key: str) -> frozenset[HostPort]:
         """Try to hold what is waited for; returns the ports gained."""
@@ -139,6 +151,8 @@ class Holds:
                 continue
             gained.add(port)
         entry.waiting -= gained
+        if gained:
+            self._tell(key)
         return frozenset(gained)
 
     def _scan(self, ports: Iterable[HostPort]) -> None:

@@ -8,6 +8,7 @@ the kernel takes that for "flush everything".
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Literal
@@ -69,7 +70,7 @@ class Flow:
     translated: bool
 
     def matches(self, match: Match) -> bool:
-        """Whether the flow is meant; an old kernel does not filter."""
+        """Whether the flow is meant: the kernel's own selection may be wider."""
         end = self.destination if match.side == "original" else self.answerer
         return (
             end.protocol == match.protocol.number
@@ -78,25 +79,31 @@ class Flow:
         )
 
 
-def _selection(match: Match) -> bytes:
-    family = family_of(match.address)
-    original = match.side == "original"
-    port = b""
-    if match.port is not None:
+def _selection(matches: Sequence[Match]) -> bytes:
+    """Header, partial tuple and filter of what all of the matches have in common.
+
+    IPv6 addresses never go into the filter: the kernel compares them the wrong
+    way round (ctnetlink_filter_match_tuple, up to 6.18 at least) and would take
+    every flow except those that are meant.
+    """
+    first = matches[0]
+    family = family_of(first.address)
+    original = first.side == "original"
+    flags = _F_PROTO
+    parts = []
+    if family is Family.V4 and all(m.address == first.address for m in matches):
+        ip = (_IP_DST if original else _IP_SRC)[family]
+        parts.append(nl.nest(_TUPLE_IP, nl.attr(ip, first.address.packed)))
+        flags |= _F_IP_DST if original else _F_IP_SRC
+    proto = nl.attr(_PROTO_NUM, bytes((first.protocol.number,)))
+    if first.port is not None and all(m.port == first.port for m in matches):
         kind = _PROTO_DST if original else _PROTO_SRC
-        port = nl.attr(kind, match.port.to_bytes(2, "big"))
-    ip = (_IP_DST if original else _IP_SRC)[family]
-    flags = (_F_IP_DST if original else _F_IP_SRC) | _F_PROTO
-    if port:
+        proto += nl.attr(kind, first.port.to_bytes(2, "big"))
         flags |= _F_DST_PORT if original else _F_SRC_PORT
-    number = nl.attr(_PROTO_NUM, bytes((match.protocol.number,)))
+    parts.append(nl.nest(_TUPLE_PROTO, proto))
     return (
         nl.genmsg(AF_NUMBER[family])
-        + nl.nest(
-            _TUPLE_ORIG if original else _TUPLE_REPLY,
-            nl.nest(_TUPLE_IP, nl.attr(ip, match.address.packed)),
-            nl.nest(_TUPLE_PROTO, number, port),
-        )
+        + nl.nest(_TUPLE_ORIG if original else _TUPLE_REPLY, *parts)
         # the kernel wants both flag words, in its own byte order
         + nl.nest(
             _FILTER,
@@ -107,17 +114,29 @@ def _selection(match: Match) -> bytes:
 
 
 def delete_matching(match: Match, sequence: int) -> bytes:
-    """Delete all flows that match; the kernel walks its table once.
+    """Delete all flows that match; the kernel walks its table once. IPv4 only.
 
     A kernel that does not know the filter takes the partial tuple for an exact
-    key, answers EINVAL and deletes nothing.
+    key, answers EINVAL and deletes nothing. Raises ValueError for IPv6, which
+    the kernel cannot narrow down to an address.
     """
-    return nl.message(CT_DELETE, nl.NLM_F_REQUEST | nl.NLM_F_ACK, sequence, _selection(match))
+    if family_of(match.address) is not Family.V4:
+        raise ValueError("the kernel cannot filter a delete by an IPv6 address")
+    return nl.message(CT_DELETE, nl.NLM_F_REQUEST | nl.NLM_F_ACK, sequence, _selection([match]))
 
 
-def dump_matching(match: Match, sequence: int) -> bytes:
-    """Ask for the flows that match (kernel 5.8; an older one sends all of the family)."""
-    return nl.message(CT_GET, nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, _selection(match))
+def dump_matching(matches: Sequence[Match], sequence: int) -> bytes:
+    """Ask for all flows that any of the matches means, and more: look at ``Flow.matches``.
+
+    The matches are of one family, side and protocol. The kernel selects by what
+    they have in common (IPv6: never the address; before 5.8 only the family;
+    between 5.8 and 5.10.83 or 5.15.6 nothing comes for the reply side).
+    """
+    kinds = {(family_of(m.address), m.side, m.protocol) for m in matches}
+    if len(kinds) != 1:
+        raise ValueError("matches of several families, sides or protocols in one dump")
+    flags = nl.NLM_F_REQUEST | nl.NLM_F_DUMP
+    return nl.message(CT_GET, flags, sequence, _selection(matches))
 
 
 def dump_translated(sequence: int) -> bytes:

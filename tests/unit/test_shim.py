@@ -1,7 +1,5 @@
 """The plugin call against a stand-in helper, and the slow path that starts one."""
 
-import errno
-import fcntl
 import json
 import os
 import signal

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 
+import pyroute2
 import pytest
 
 from cni_hostport.host import links, sysctl
@@ -117,8 +118,51 @@ def test_link_that_is_gone_already(known: NodeAddresses, monkeypatch: pytest.Mon
     assert not links._apply(known, message(20, address_body("192.0.2.9", index=8)))
 
 
+class FakeRoute:
+    """pyroute2's IPRoute, whose first dumps are overtaken by a change."""
+
+    interrupted = 0
+    error: Exception | None = None
+
+    def __enter__(self) -> FakeRoute:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def get_addr(self) -> Iterator[dict[str, object]]:
+        if FakeRoute.error:
+            raise FakeRoute.error
+        FakeRoute.interrupted -= 1
+        flags = 0x12 if FakeRoute.interrupted >= 0 else 2
+        address = f"192.0.2.{max(FakeRoute.interrupted, 0) + 10}"
+        yield {"index": 1, "prefixlen": 24, "address": address, "header": {"flags": flags}}
+
+
+@pytest.mark.parametrize(("interrupted", "last"), [(0, 10), (3, 10), (9, 14)])
+def test_overtaken_dump_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, interrupted: int, last: int
+) -> None:
+    monkeypatch.setattr(pyroute2, "IPRoute", FakeRoute)
+    monkeypatch.setattr(FakeRoute, "interrupted", interrupted)
+    monkeypatch.setattr(links.socket, "if_nameindex", lambda: [(1, "eth0")])
+    known = NodeAddresses()
+    assert known.refresh()
+    assert known.addresses == {NodeAddress(ip_address(f"192.0.2.{last}"), 24, "eth0")}
+
+
+def test_failed_dump_changes_nothing(known: NodeAddresses, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = known.addresses
+    monkeypatch.setattr(pyroute2, "IPRoute", FakeRoute)
+    monkeypatch.setattr(FakeRoute, "error", pyroute2.NetlinkError(105))
+    with pytest.raises(OSError) as failure:
+        known.refresh()
+    assert failure.value.errno == 105
+    assert known.addresses == before
+
+
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysctl, "_ROOT", tmp_path)
+    monkeypatch.setattr(sysctl, "_ROOT", str(tmp_path))
     assert sysctl.bridge_nf_call(Family.V4) is None
     assert sysctl.ip_forward(Family.V6) is None
     (tmp_path / "net/bridge").mkdir(parents=True)
