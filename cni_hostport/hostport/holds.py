@@ -26,6 +26,10 @@ class Holder(Protocol):
 class Blocker(Protocol):
     """Somebody who has a port; ``text()`` names process and pid."""
 
+    @property
+    def kind(self) -> str:
+        """``listener``, ``bound`` or ``unknown``."""
+
     def text(self) -> str: ...
 
 
@@ -174,10 +178,20 @@ class Holds:
                 return False
             if error.errno != errno.EADDRINUSE:
                 raise IOFailure(f"cannot hold host port {port}", str(error.strerror)) from error
-            blocker = self._opener.blocker(port)
-            if blocker is None:
-                return False
-            raise _in_use(port, blocker.text()) from error
+            return self._explain(port, new, error)
+
+    def _explain(self, port: HostPort, new: dict[HostPort, Holder], error: OSError) -> bool:
+        """False if only connections have the port; PortInUse names whoever else does."""
+        blocker = self._opener.blocker(port)
+        if blocker is None:
+            return False
+        if blocker.kind == "unknown":  # whoever it was may be gone since
+            try:
+                new[port] = self._opener.open(port)
+                return True
+            except OSError:
+                pass
+        raise _in_use(port, blocker.text()) from error
 
     def _convert(
         self,
