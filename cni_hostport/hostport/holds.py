@@ -48,7 +48,7 @@ class Held:
     """One attachment's sockets and what it still waits for."""
 
     sockets: dict[HostPort, Holder] = field(default_factory=dict)
-    waiting: set[HostPort] = field(default_factory=set)
+    waiting: frozenset[HostPort] = frozenset()
 
 
 class Holds:
@@ -75,7 +75,7 @@ class Holds:
     def waiting(self, key: str) -> frozenset[HostPort]:
         """Ports mapped but not held yet."""
         entry = self._held.get(key)
-        return frozenset(entry.waiting) if entry else frozenset()
+        return entry.waiting if entry else frozenset()
 
     def keys(self) -> tuple[str, ...]:
         """Attachments that hold or wait for something."""
@@ -128,7 +128,7 @@ class Holds:
                 holder.close()
         kept = {p: s for p, s in entry.sockets.items() if p in want}
         if kept or new or waiting:
-            self._held[key] = Held({**kept, **new}, waiting)
+            self._held[key] = Held({**kept, **new}, frozenset(waiting))
         else:
             self._held.pop(key, None)
         if new or surplus:
@@ -226,7 +226,7 @@ class Holds:
                 entry.sockets[port] = self._opener.open(port)
             except OSError:
                 entry.sockets.pop(port, None)
-                entry.waiting.add(port)
+                entry.waiting |= {port}
 
 
 def _near(port: HostPort, surplus: Iterable[HostPort]) -> list[HostPort]:

@@ -46,7 +46,11 @@ def attach(stage: Stage, chain: Chain, args: Json) -> Attachment:
     """ADD of a pod ``web`` that serves on 80, 443 and 53."""
     netns = stage.node.add_netns("web")
     at = Attachment(
-        container_id("web"), netns, "eth0", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=web", args
+        container_id("web"),
+        netns,
+        "eth0",
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=web",
+        args,
     )
     chain.add(at)
     stage.servers.serve("web", [("tcp", 80), ("tcp", 443), ("udp", 53)], netns="web")
