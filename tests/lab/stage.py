@@ -140,7 +140,7 @@ class Stage:
         version: str = "1.0.0",
         **options: Any,
     ) -> Chain:
-        """bridge + cni-hostport with these options; each name has a bridge and subnets of its own."""
+        """bridge + cni-hostport with these options; each name has its own bridge and subnets."""
         number = self._numbers.setdefault(name, len(self._numbers))
         plugins = [bridge_entry(number, dual=dual, masquerade=masquerade), self.entry(**options)]
         return Chain(self.runtime, {"cniVersion": version, "name": name, "plugins": plugins})

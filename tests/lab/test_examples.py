@@ -24,11 +24,7 @@ def load(stage: Stage, name: str) -> Chain:
     for original in conflist["plugins"]:
         entry = original
         if entry["type"] == "flannel":
-            ipam = {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.42.0.0/24"}]],
-                "routes": [{"dst": "0.0.0.0/0"}],
-            }
+            ipam = {"type": "host-local", "ranges": [[{"subnet": "10.42.0.0/24"}]]}
             entry = {
                 "type": "bridge",
                 "bridge": "cni0",
