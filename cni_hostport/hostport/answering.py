@@ -90,7 +90,12 @@ def planned_holds(attachment: Attachment, node: NodeView) -> tuple[HostPort, ...
     for claim in attachment.claims():
         if claim.protocol is not Protocol.SCTP:
             holds.update(dict.fromkeys(_holds_of(claim, attachment.options, node)))
-    return tuple(holds)
+    # a wildcard's own socket keeps its addresses too, and would refuse one for them
+    return tuple(h for h in holds if h.address is None or _wildcard(h) not in holds)
+
+
+def _wildcard(port: HostPort) -> HostPort:
+    return port.model_copy(update={"address": None})
 
 
 def _holds_of(claim: HostPort, options: Options, node: NodeView) -> tuple[HostPort, ...]:

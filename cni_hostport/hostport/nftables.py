@@ -156,16 +156,27 @@ class NftablesBackend:
             if not fresh:
                 report.tables = [f"{nftrules.nft_family(f)} {nftrules.TABLE}" for f in Family]
             self._install()
-        self._repair_elements(report)
+        try:
+            self._repair_elements(report)
+        except (OSError, ValueError) as error:
+            # a set of our name that is not as we declare it (size, flags, key)
+            log.warning("elements refused (%s): tables are made anew", error)
+            self._load(nftrules.fresh_tables_text())
+            self._snapshot = self._look()
+            self._repair_elements(report)
         return report
 
     def _install(self) -> None:
         try:
             self._load(nftrules.tables_text())
+            self._snapshot = self._look()
+            whole = _is_whole(self._snapshot)
         except NetfilterFailed:
-            # somebody made a set or chain of our name with another type
+            whole = False
+        if not whole:
+            # somebody made a set or chain of our name with another type, or one of his own
             self._load(nftrules.fresh_tables_text())
-        self._snapshot = self._look()
+            self._snapshot = self._look()
 
     def _look(self) -> Snapshot | None:
         """Chains and rules of both tables, comparable; None where one is absent."""
@@ -199,6 +210,7 @@ class NftablesBackend:
                     have = mine.get(found.key)
                     if have is not None and _same(found, have):
                         del mine[found.key]
+                        _put_first(found.comment, have)
                     else:
                         delete.append(found)
                 add.extend(next(iter(owners.values())) for owners in mine.values())
@@ -287,6 +299,31 @@ def _difference(
     delete = [e for k, e in old.items() if new.get(k) != e]
     add = [e for k, e in new.items() if old.get(k) != e]
     return add, delete
+
+
+def _is_whole(snapshot: Snapshot | None) -> bool:
+    """Whether our chains hold our number of rules, and no hook leads to another chain."""
+    if snapshot is None:
+        return False
+    for family, rules, chains in snapshot:
+        wanted = nftrules.rule_count(family)
+        counts = {name: 0 for name, _, hook, *_ in chains if hook is not None or name in wanted}
+        for chain, _, _ in rules:
+            if chain in counts:
+                counts[chain] += 1
+        if counts != wanted:
+            return False
+    return True
+
+
+def _put_first(owner: str, owners: dict[str, Element]) -> None:
+    """The kernel's element bears this owner's name: it is the one whose leaving replaces it."""
+    if owner in owners and next(iter(owners)) != owner:
+        others = {k: v for k, v in owners.items() if k != owner}
+        mine = owners[owner]
+        owners.clear()
+        owners[owner] = mine
+        owners.update(others)
 
 
 def _same(found: Element, owners: Mapping[str, Element]) -> bool:

@@ -55,9 +55,10 @@ class Registry:
             slot.pop(key, None)
             if not slot:
                 self._slots.pop(_slot(claim), None)
-        for users in (self._links.get(record.link.index),):
-            if users is not None:
-                users.discard(key)
+        on_link = self._links.get(record.link.index, set())
+        on_link.discard(key)
+        if not on_link:
+            self._links.pop(record.link.index, None)
         for address in record.attachment.addresses:
             users = self._addresses.get(str(address.ip), set())
             users.discard(key)
