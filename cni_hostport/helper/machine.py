@@ -7,7 +7,7 @@ alone, since its netlink sockets answer one question at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from cni_hostport.host import netns, sysctl
 from cni_hostport.host.conntrack import Conntrack
@@ -99,6 +99,10 @@ class KernelMachine:
     def drop_udp_to(self, targets: Iterable[tuple[IPAddress, int]]) -> None:
         """Drop UDP flows by original destination."""
         self._conntrack.drop_udp_to(targets)
+
+    def drop_udp_untranslated(self, targets: Collection[tuple[IPAddress, int]]) -> None:
+        """Drop UDP flows by original destination, those alone that lead to no pod."""
+        self._conntrack.drop_udp_untranslated(targets)
 
     def drop_udp_from(self, addresses: Iterable[IPAddress]) -> None:
         """Drop UDP flows by the source of their replies."""

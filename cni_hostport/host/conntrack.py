@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from cni_hostport.host.nfsocket import NetfilterSocket
 from cni_hostport.model import Family, IPAddress, Protocol, family_of
@@ -64,6 +64,29 @@ class Conntrack:
         Returns and raises as drop_udp_to.
         """
         return self._drop([Match("reply", Protocol.UDP, a, port) for a in dict.fromkeys(addresses)])
+
+    def drop_udp_untranslated(self, pairs: Collection[tuple[IPAddress, int]]) -> int:
+        """Delete UDP flows to one of these (address, port) that were not translated.
+
+        One walk a family, however many pairs. Returns how many there were. Raises
+        ConntrackError.
+        """
+        wanted = frozenset(pairs)
+        needles = {f: {a.packed for a, _ in wanted if family_of(a) is f} for f in Family}
+        found: set[Flow] = set()
+        for family in Family:
+            if needles[family]:
+                request = ctmsg.dump_untranslated(family, Protocol.UDP, self._next())
+                found.update(
+                    flow
+                    for flow in self._dump(request, None, needles[family])
+                    if not flow.translated
+                    and flow.destination.protocol == Protocol.UDP.number
+                    and (flow.destination.address, flow.destination.port) in wanted
+                )
+        errors = self._ask([ctmsg.delete_flow(flow, self._next()) for flow in found])
+        self._judge(errors)
+        return len(found)
 
     def flows(self, address: IPAddress, port: int, protocol: Protocol) -> int:
         """Number of flows that address:port answers; one walk of the table.
@@ -133,9 +156,14 @@ class Conntrack:
             raise ConntrackError(errno.EPROTO, "conntrack did not answer every request")
         return [ack.errno for ack in acks if ack.errno]
 
-    def _dump(self, request: bytes, wanted: Sequence[Match] | None) -> Iterator[Flow]:
-        """Flows of a dump, looked at again ourselves: an older kernel does not filter."""
-        needles = [match.address.packed for match in wanted or ()]
+    def _dump(
+        self, request: bytes, wanted: Sequence[Match] | None, parts: Collection[bytes] = ()
+    ) -> Iterator[Flow]:
+        """Flows of a dump, looked at again ourselves: an older kernel does not filter.
+
+        ``parts``: only messages that hold one of these bytes are worth reading.
+        """
+        needles = parts or [match.address.packed for match in wanted or ()]
         try:
             self._sock.send(request)
             while data := self._sock.receive():
@@ -145,7 +173,7 @@ class Conntrack:
                         if number:
                             raise ConntrackError(number, f"cannot list: {os.strerror(number)}")
                         return
-                    if wanted is not None and not any(n in msg.body for n in needles):
+                    if needles and not any(n in msg.body for n in needles):
                         continue
                     flow = ctmsg.flow(msg)
                     if flow and (wanted is None or any(flow.matches(m) for m in wanted)):

@@ -162,6 +162,3 @@ class HoldChange:
                 self._sockets[port] = self._opener.open(port)
             except OSError:
                 continue  # waited for: HostPort is in before.sockets and not here
-
-
-

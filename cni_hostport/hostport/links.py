@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Collection
 
 from cni_hostport.hostport.answering import answers_loopback
 from cni_hostport.hostport.machine import Machine
 from cni_hostport.hostport.node import NodeView
-from cni_hostport.hostport.record import Record
+from cni_hostport.hostport.record import Record, link_record
 from cni_hostport.hostport.registry import Registry
 from cni_hostport.model import Family
 
@@ -104,23 +105,52 @@ class LinkKeeper:
         )
         return missing
 
-    def refresh(self) -> list[str]:
-        """Put right flags somebody changed; returns what was mended, by name."""
+    def refresh(self, names: Collection[str] | None = None) -> tuple[list[str], list[Record]]:
+        """Put right flags somebody changed: what was mended, and records whose link is gone.
+
+        ``names``: look at these links alone.
+        """
         mended: list[str] = []
-        seen: set[int] = set()
+        strays: list[Record] = []
+        there: dict[int, bool] = {}
         for record in self._registry:
+            if names is not None and record.link.name not in names:
+                continue
             index = record.link.index
-            if record.route_localnet_found is not None and index not in seen:
-                seen.add(index)
-                with contextlib.suppress(OSError):
-                    if self._machine.route_localnet(index) != 1:
-                        self._machine.set_route_localnet(index, 1)
-                        mended.append(f"net.ipv4.conf.{record.link.name}.route_localnet")
-            for port in self._hairpin_wanted(record) if record.link.ports else ():
+            if record.route_localnet_found is not None:
+                if index not in there:
+                    there[index] = self._refresh_route_localnet(record, mended)
+                if not there[index]:
+                    strays.append(record)
+            for port in self._hairpin_wanted(record):
                 with contextlib.suppress(OSError):
                     self._machine.set_hairpin(port, True)
-                    mended.append(f"hairpin of port {dict(record.link.ports)[port]}")
-        return mended
+                    mended.append(f"hairpin of port {dict(record.link.ports).get(port, port)}")
+        return mended, strays
+
+    def _refresh_route_localnet(self, record: Record, mended: list[str]) -> bool:
+        """False where the link is gone."""
+        index = record.link.index
+        try:
+            if self._machine.route_localnet(index) != 1:
+                self._machine.set_route_localnet(index, 1)
+                mended.append(f"net.ipv4.conf.{record.link.name}.route_localnet")
+        except OSError:
+            return False
+        return True
+
+    def moved(self, record: Record, node: NodeView) -> Record | None:
+        """The record on a link that was made again under the same name; None: there is none."""
+        try:
+            link = self._machine.pod_link(record.attachment)
+        except OSError:
+            return None
+        if link.name != record.link.name or link.index in (0, record.link.index):
+            return None
+        found = {"link": link_record(link), "route_localnet_found": None, "hairpin_set": ()}
+        moved = self.plan(record.model_copy(update=found), None, node)
+        self.use(moved)
+        return moved
 
 
 def families_of(record: Record) -> tuple[Family, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 
 from cni_hostport.errors import (
@@ -405,9 +405,43 @@ class HostPortManager:
         self._links.release(record, keep=self.registry.get(record.key))
         self._drop_flows_from(record)
 
-    def refresh_links(self) -> list[str]:
-        """Sysctls and hairpin flags put right; says what was not."""
-        return self._links.refresh()
+    def refresh_links(self, names: Collection[str] | None = None) -> list[str]:
+        """Sysctls and hairpin flags put right (of these links alone); says what was not.
+
+        A link that was deleted and made again under its name is taken for the old one.
+        """
+        mended, strays = self._links.refresh(names)
+        for record in strays:
+            moved = self._links.moved(record, self._node)
+            if moved is None:
+                continue
+            self.registry.put(moved)
+            mended.append(f"link {moved.link.name}, made again")
+            try:
+                self._store.prepare(moved.key, moved.model_dump_json().encode())
+                self._store.commit(moved.key)
+            except OSError as error:
+                log.warning("record %s stays as it was: %s", moved.key, error)
+        return list(dict.fromkeys(mended))
+
+    def drop_gap_flows(self) -> None:
+        """Drop UDP flows that began while rules were missing and so lead nowhere."""
+        targets = {
+            target
+            for record in self.registry
+            for target in answering.flow_targets(record.attachment, self._node)
+        }
+        if not targets:
+            return
+        try:
+            self._machine.drop_udp_untranslated(targets)
+        except OSError as error:
+            log.warning("UDP flows of the gap stay: %s", error)
+
+    @property
+    def node(self) -> NodeView:
+        """The node's addresses as last taken in."""
+        return self._node
 
 
 def _same_content(

@@ -55,6 +55,7 @@ class NftablesBackend:
         self._wanted: dict[Lookup, dict[str, Element]] = {}
         self._by_owner: dict[str, tuple[Element, ...]] = {}
         self._snapshot: Snapshot | None = None
+        self._owed: Repair | None = None
 
     @property
     def installed(self) -> bool:
@@ -122,12 +123,15 @@ class NftablesBackend:
             except OSError as error:
                 # our tables or elements are not as we left them: mend, then once more
                 log.warning("transaction refused (%s), mending tables first", error)
+        damaged = self.installed
         try:
-            self.repair()
+            report = self.repair()
         except OSError as error:
             self._assume(before)
             self._try_repair()
             raise self._failed(error) from error
+        if damaged:
+            self._owed = report  # told by the next repair, which is made known and counted
 
     def _try_repair(self) -> None:
         try:
@@ -146,7 +150,7 @@ class NftablesBackend:
 
         Raises OSError or NetfilterFailed when the kernel refuses.
         """
-        report = Repair()
+        report, self._owed = self._owed or Repair(), None
         if not self.in_use:
             self.retire()
             return report
@@ -216,8 +220,9 @@ class NftablesBackend:
                 add.extend(next(iter(owners.values())) for owners in mine.values())
         if add or delete:
             self._tables.apply(add, delete)
-        report.missing, report.foreign = len(add), len(delete)
-        report.examples = [describe(e) for e in [*add[:1], *delete[:1]]]
+        report.missing += len(add)
+        report.foreign += len(delete)
+        report.examples += [describe(e) for e in [*add[:1], *delete[:1]]]
 
     def check(self, owner: str) -> list[str]:
         """Names what the owner misses in the kernel; changes nothing."""
