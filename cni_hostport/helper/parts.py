@@ -5,6 +5,7 @@ Order of a start: records and sockets, the queue, comparison with the kernel.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from pathlib import Path
@@ -79,9 +80,10 @@ class Helper:
             self.manager.holds.release(key)
         for key, content in list(self.store.unanswered()):
             record = _parse(key, content)
-            if record is not None and self.manager.registry.get(key) is None:
+            if record is not None:
                 self.manager.undo_unanswered(record)
-            self.store.discard(key)
+            with contextlib.suppress(OSError):
+                self.store.discard(key)
         for key in self.manager.holds.keys():  # noqa: SIM118
             if ports := self.manager.holds.waiting(key):
                 log.warning("not held, busy: %s", ", ".join(sorted(map(str, ports))))
