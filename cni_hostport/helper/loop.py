@@ -6,15 +6,13 @@ Never changes state itself: what an event calls for is a job for the worker.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
 from collections.abc import Iterable
 
-from cni_hostport.helper import handover
-from cni_hostport.helper.answer import Answer
+from cni_hostport.helper import handover, operations
 from cni_hostport.helper.parts import Helper
 from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER
 from cni_hostport.helper.server import Server
@@ -39,15 +37,16 @@ class Loop:
         self._look_due = False
         self._queue_stamp = 0
         self._queue_again = 0.0
-        operations = {
-            "ping": lambda _: Answer(0, b"{}"),
-            "status": lambda _: _json(helper.status.document()),
-            "metrics": lambda _: Answer(0, helper.metrics.text()),
-        }
         self._sock = sock
         self._lock = lock
         self._server = Server(
-            sock, helper.core, helper.worker, operations, helper.problem, self._give
+            sock,
+            helper.core,
+            helper.worker,
+            operations.reads(helper),
+            helper.problem,
+            operations.jobs(helper),
+            self._give,
         )
 
     def _give(self, channel: socket.socket, clients: list[socket.socket]) -> None:
@@ -139,7 +138,3 @@ class Loop:
 
 def _ignore(_: object) -> None:
     return None
-
-
-def _json(document: object) -> Answer:
-    return Answer(0, json.dumps(document).encode() + b"\n")

@@ -68,10 +68,12 @@ class Server:
         worker: Worker,
         operations: Mapping[str, Operation],
         problem: Callable[[], str],
+        jobs: Mapping[str, Operation] | None = None,
         handover: Handover | None = None,
     ) -> None:
         self._sock = sock
         self._handover = handover
+        self._jobs = jobs or {}
         self._core = core
         self._worker = worker
         self._operations = operations
@@ -178,18 +180,21 @@ class Server:
     def _operate(self, connection: Connection, request: Request) -> None:
         try:
             wish = json.loads(request.body)
-            if wish["op"] == "handover" and self._handover is not None:
-                self._begin_handover(connection)
-                return
-            operation = self._operations[wish["op"]]
+            name = wish["op"]
+            known = isinstance(name, str)
         except (ValueError, KeyError, TypeError, RecursionError):
-            connection.answer(Answer(2, b"", b"unknown operation\n"))
+            known = False
+        if not known:
+            connection.answer(Answer(2, b"", b"no operation\n"))
             return
-        try:
-            connection.answer(operation(wish))
-        except Exception as error:
-            log.exception("operation failed")
-            connection.answer(Answer(1, b"", f"{type(error).__name__}: {error}\n".encode()))
+        if name == "handover" and self._handover is not None:
+            self._begin_handover(connection)
+        elif name in self._operations:
+            _perform(self._operations[name], wish, connection)
+        elif name in self._jobs:
+            self._worker.submit(lambda: _perform(self._jobs[name], wish, connection))
+        else:
+            connection.answer(Answer(2, b"", b"unknown operation\n"))
 
     def _begin_handover(self, connection: Connection) -> None:
         """Accept no more, let those in the middle finish, then hand everything over."""
@@ -208,3 +213,11 @@ class Server:
         handover = self._handover
         assert handover is not None
         self._worker.submit(lambda: handover(channel, clients))
+
+
+def _perform(operation: Operation, wish: Mapping[str, object], connection: Connection) -> None:
+    try:
+        connection.answer(operation(wish))
+    except Exception as error:
+        log.exception("operation failed")
+        connection.answer(Answer(1, b"", f"{type(error).__name__}: {error}\n".encode()))

@@ -72,18 +72,15 @@ class Conntrack:
         ConntrackError.
         """
         wanted = frozenset(pairs)
-        needles = {f: {a.packed for a, _ in wanted if family_of(a) is f} for f in Family}
         found: set[Flow] = set()
         for family in Family:
-            if needles[family]:
-                request = ctmsg.dump_untranslated(family, Protocol.UDP, self._next())
-                found.update(
-                    flow
-                    for flow in self._dump(request, None, needles[family])
-                    if not flow.translated
-                    and flow.destination.protocol == Protocol.UDP.number
-                    and (flow.destination.address, flow.destination.port) in wanted
-                )
+            needles = {a.packed for a, _ in wanted if family_of(a) is family}
+            if not needles:
+                continue
+            for data in self._parts(ctmsg.dump_untranslated(family, Protocol.UDP, self._next())):
+                if any(needle in data for needle in needles):
+                    flows = map(ctmsg.flow, nl.messages(data))
+                    found.update(f for f in flows if f and _is_untranslated(f, wanted))
         errors = self._ask([ctmsg.delete_flow(flow, self._next()) for flow in found])
         self._judge(errors)
         return len(found)
@@ -101,16 +98,21 @@ class Conntrack:
 
         Raises ConntrackError.
         """
-        request = ctmsg.dump_translated(self._next())
-        return Counter(flow.answerer for flow in self._dump(request, None) if flow.translated)
+        found: Counter[bytes] = Counter()
+        for data in self._parts(ctmsg.dump_translated(self._next())):
+            answerers = map(ctmsg.translated_answerer, nl.messages(data))
+            found.update(raw for raw in answerers if raw)
+        return Counter({ctmsg.endpoint(raw): number for raw, number in found.items()})
 
     def _next(self) -> int:
         self._sequence = (self._sequence + 1) & 0x3FFFFFFF
         return self._sequence
 
     def _drop(self, matches: Sequence[Match]) -> int:
-        singly = [m for m in matches if not self._filtered or family_of(m.address) is Family.V6]
-        at_once = [m for m in matches if m not in singly]
+        singly = [m for m in matches if family_of(m.address) is Family.V6]
+        at_once = [m for m in matches if family_of(m.address) is Family.V4]
+        if not self._filtered or not self._walks_are_cheaper(len(at_once)):
+            return self._drop_singly(matches)
         errors = self._ask([ctmsg.delete_matching(m, self._next()) for m in at_once])
         if errno.EINVAL in errors:
             dropped = self._drop_singly(matches)
@@ -119,6 +121,17 @@ class Conntrack:
             return dropped
         self._judge(errors)
         return len(at_once) + self._drop_singly(singly)
+
+    def _walks_are_cheaper(self, walks: int) -> bool:
+        """Whether so many filtered deletes cost less than one dump at its worst.
+
+        Measured in ms: a walk 0.25 and 1 for 1,000 flows; a dump 12 and 4.
+        """
+        if walks <= 1:
+            return True
+        answers = self._exchange(ctmsg.get_count(self._next()))
+        flows = max((ctmsg.count(m) for m in answers if m.kind == ctmsg.CT_STATS), default=0)
+        return walks * (0.25 + flows / 1000) <= 12 + flows / 250
 
     def _drop_singly(self, matches: Sequence[Match]) -> int:
         found: set[Flow] = set()
@@ -137,47 +150,42 @@ class Conntrack:
             if number != errno.ENOENT:
                 raise ConntrackError(number, f"cannot delete flows: {os.strerror(number)}")
 
-    def _ask(self, requests: Sequence[bytes]) -> list[int]:
-        """Send requests; returns the errno of each one that was refused."""
-        answers: list[bytes] = []
+    def _exchange(self, data: bytes) -> list[nl.Message]:
         try:
-            for start in range(0, len(requests), _AT_ONCE):
-                self._sock.send(b"".join(requests[start : start + _AT_ONCE]))
-                answers += self._sock.drain()
+            self._sock.send(data)
+            return [msg for part in self._sock.drain() for msg in nl.messages(part)]
         except OSError as error:
             raise _broken(error) from None
-        acks = [
-            nl.ack(msg)
-            for data in answers
-            for msg in nl.messages(data)
-            if msg.kind == nl.NLMSG_ERROR
-        ]
+
+    def _ask(self, requests: Sequence[bytes]) -> list[int]:
+        """Send requests; returns the errno of each one that was refused."""
+        answers: list[nl.Message] = []
+        for start in range(0, len(requests), _AT_ONCE):
+            answers += self._exchange(b"".join(requests[start : start + _AT_ONCE]))
+        acks = [nl.ack(msg) for msg in answers if msg.kind == nl.NLMSG_ERROR]
         if len(acks) != len(requests):
             raise ConntrackError(errno.EPROTO, "conntrack did not answer every request")
         return [ack.errno for ack in acks if ack.errno]
 
-    def _dump(
-        self, request: bytes, wanted: Sequence[Match] | None, parts: Collection[bytes] = ()
-    ) -> Iterator[Flow]:
-        """Flows of a dump, looked at again ourselves: an older kernel does not filter.
+    def _dump(self, request: bytes, wanted: Sequence[Match]) -> Iterator[Flow]:
+        """Flows that one of the matches means: the kernel may send more."""
+        needles = [match.address.packed for match in wanted]
+        for data in self._parts(request):
+            if any(needle in data for needle in needles):
+                flows = map(ctmsg.flow, nl.messages(data))
+                yield from (f for f in flows if f and any(f.matches(m) for m in wanted))
 
-        ``parts``: only messages that hold one of these bytes are worth reading.
-        """
-        needles = parts or [match.address.packed for match in wanted or ()]
+    def _parts(self, request: bytes) -> Iterator[bytes]:
+        """Datagrams of a dump, to its end."""
         try:
             self._sock.send(request)
             while data := self._sock.receive():
-                for msg in nl.messages(data):
-                    if msg.kind in (nl.NLMSG_ERROR, nl.NLMSG_DONE):
-                        number = nl.ack(msg).errno
-                        if number:
-                            raise ConntrackError(number, f"cannot list: {os.strerror(number)}")
-                        return
-                    if needles and not any(n in msg.body for n in needles):
-                        continue
-                    flow = ctmsg.flow(msg)
-                    if flow and (wanted is None or any(flow.matches(m) for m in wanted)):
-                        yield flow
+                end = ctmsg.end_of_dump(data)
+                if end is not None and end.errno:
+                    raise ConntrackError(end.errno, f"cannot list flows: {os.strerror(end.errno)}")
+                yield data
+                if end is not None:
+                    return
             raise ConntrackError(errno.EPROTO, "conntrack's list has no end")
         except ConntrackError:
             raise
@@ -185,6 +193,12 @@ class Conntrack:
             raise _broken(error) from None
         finally:
             self._sock.drain()
+
+
+def _is_untranslated(flow: Flow, wanted: Collection[tuple[IPAddress, int]]) -> bool:
+    end = flow.destination
+    udp = end.protocol == Protocol.UDP.number
+    return udp and not flow.translated and (end.address, end.port) in wanted
 
 
 def _broken(error: OSError) -> ConntrackError:

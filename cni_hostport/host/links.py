@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from cni_hostport.host import pyroute
 from cni_hostport.model import IPAddress
 from cni_hostport.netfilter import nlwire
 
@@ -186,7 +187,9 @@ class AddressEvents:
 
 def _dump() -> list[Mapping[str, Any]]:
     """Every address of the namespace, decoded; read again when it changed meanwhile."""
-    from pyroute2 import IPRoute, NetlinkError
+    pyroute.prepare()
+    from pyroute2.iproute.linux import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
 
     try:
         with IPRoute() as route:
@@ -234,6 +237,7 @@ def _apply_link(addresses: NodeAddresses, kind: int, body: bytes) -> bool:
 
 
 def _decode(message: nlwire.Message) -> Iterator[Mapping[str, Any]]:
+    pyroute.prepare()
     from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
     raw = nlwire.message(message.kind, message.flags, message.sequence, message.body)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LOG_NAME = "helper.log"
 LOCK_NAME = "start.lock"
+_BOOT_LOADER = "[PYI-"  # under a traceback the bundle's boot loader says only that there is one
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _SYSTEMD = "/run/systemd/system"
 _SYSTEMD_RUN = ("/usr/bin/systemd-run", "/bin/systemd-run")
@@ -198,4 +199,5 @@ class _Start:
                 lines = file.read().decode("utf-8", "replace").split("\n")
         except OSError:
             return ""
-        return next((line.strip()[-500:] for line in reversed(lines) if line.strip()), "")
+        said = (line.strip()[-500:] for line in reversed(lines))
+        return next((line for line in said if line and not line.startswith(_BOOT_LOADER)), "")

@@ -8,6 +8,7 @@ listens, never reads.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -106,24 +107,32 @@ class HoldChange:
         try:
             self._new[port] = self._sockets[port] = self._opener.open(port)
         except OSError as error:
-            self._judge(port, error)
-            self._waiting.add(port)
+            if self._judge(port, error):
+                self._waiting.add(port)
 
-    def _judge(self, port: HostPort, error: OSError) -> None:
-        """Raise where the policy says that this failure is one."""
+    def _judge(self, port: HostPort, error: OSError) -> bool:
+        """Raise where the policy says that this failure is one; False: it is over."""
         if self._patient:
-            return
+            return True
         if error.errno in SHORTAGE:
             raise TryAgain(
                 f"cannot hold host port {port}", f"{error.strerror}: raise LimitNOFILE"
             ) from error
         if not self._require:
-            return
+            return True
         if error.errno != errno.EADDRINUSE:
             raise IOFailure(f"cannot hold host port {port}", str(error.strerror)) from error
         blocker = self._opener.blocker(port)
-        if blocker is not None:
-            raise in_use(port, blocker.text()) from error
+        if blocker is None:
+            return True
+        if blocker.kind == "unknown" and not self._stands_in_its_own_way(port):
+            with contextlib.suppress(OSError):  # whoever it was may be gone since
+                self._new[port] = self._sockets[port] = self._opener.open(port)
+                return False
+        raise in_use(port, blocker.text()) from error
+
+    def _stands_in_its_own_way(self, port: HostPort) -> bool:
+        return any(p.overlaps(port) for p in self._sockets)
 
     def _convert(self, port: HostPort, near: list[HostPort]) -> None:
         """Wildcard to addresses or back; its own old socket is all that stands in the way."""

@@ -22,6 +22,10 @@ class Holder(Protocol):
 class Blocker(Protocol):
     """Somebody who has a port; ``text()`` names process and pid."""
 
+    @property
+    def kind(self) -> str:
+        """``listener``, ``bound`` or ``unknown``."""
+
     def text(self) -> str: ...
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cni_hostport.hostport.answering import depends_on_addresses
 from cni_hostport.hostport.record import Record
 from cni_hostport.model import Attachment, Family, HostPort, Protocol
 
@@ -22,6 +23,7 @@ class Registry:
         self._slots: dict[_Slot, dict[str, tuple[HostPort, ...]]] = {}
         self._links: dict[int, set[str]] = {}
         self._addresses: dict[str, set[str]] = {}
+        self._bound: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -37,6 +39,8 @@ class Registry:
         """Add or replace a record."""
         self.drop(record.key)
         self._records[record.key] = record
+        if depends_on_addresses(record.attachment):
+            self._bound.add(record.key)
         for claim in record.attachment.claims():
             slot = self._slots.setdefault(_slot(claim), {})
             slot[record.key] = (*slot.get(record.key, ()), claim)
@@ -50,6 +54,7 @@ class Registry:
         record = self._records.pop(key, None)
         if record is None:
             return
+        self._bound.discard(key)
         for claim in record.attachment.claims():
             slot = self._slots.get(_slot(claim), {})
             slot.pop(key, None)
@@ -94,6 +99,10 @@ class Registry:
             self._addresses.get(str(a.ip), set()) - {record.key}
             for a in record.attachment.addresses
         )
+
+    def bound_to_addresses(self) -> tuple[Record, ...]:
+        """Records whose rules or sockets name addresses of the node."""
+        return tuple(self._records[k] for k in sorted(self._bound))
 
     def of_network(self, network: str) -> tuple[Record, ...]:
         """Records of one network."""

@@ -17,7 +17,7 @@ from cni_hostport.model import Family, IPAddress, Protocol, family_of
 from cni_hostport.netfilter import nlwire as nl
 from cni_hostport.netfilter.nfmsg import AF_NUMBER
 
-CT_NEW, CT_GET, CT_DELETE = 0x0100, 0x0101, 0x0102
+CT_NEW, CT_GET, CT_DELETE, CT_STATS = 0x0100, 0x0101, 0x0102, 0x0105
 _TUPLE_ORIG, _TUPLE_REPLY, _STATUS, _ID, _ZONE, _FILTER, _STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC, _PROTO_DST = 1, 2, 3
@@ -27,6 +27,10 @@ _ORIG_FLAGS, _REPLY_FLAGS = 1, 2
 _F_IP_SRC, _F_IP_DST, _F_PROTO, _F_SRC_PORT, _F_DST_PORT = 1, 2, 8, 16, 32
 _DST_NAT = 1 << 5
 _HOST_U32 = struct.Struct("=I")
+_ATTR = struct.Struct("=HH")
+_ADDRESS_SIZE = {AF_NUMBER[Family.V4]: 4, AF_NUMBER[Family.V6]: 16}
+_NUM_HEAD = _ATTR.pack(5, _PROTO_NUM)
+_STATUS_HEAD = _ATTR.pack(8, _STATUS)
 
 Side = Literal["original", "reply"]
 
@@ -169,6 +173,27 @@ def dump_untranslated(family: Family, protocol: Protocol, sequence: int) -> byte
     return nl.message(CT_GET, nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, body)
 
 
+def end_of_dump(data: bytes) -> nl.Ack | None:
+    """How the dump ended, if it did in this datagram: the end is the last message in it."""
+    at, end = 0, len(data)
+    while at + nl.HEADER_SIZE <= end:
+        size, kind, _, _, _ = nl.HEADER.unpack_from(data, at)
+        if kind in (nl.NLMSG_ERROR, nl.NLMSG_DONE):
+            return nl.ack(next(nl.messages(data[at:])))
+        at += max(nl.HEADER_SIZE, (size + 3) & ~3)
+    return None
+
+
+def get_count(sequence: int) -> bytes:
+    """Ask how many flows the namespace has."""
+    return nl.message(CT_STATS, nl.NLM_F_REQUEST | nl.NLM_F_ACK, sequence, nl.genmsg(0))
+
+
+def count(msg: nl.Message) -> int:
+    """Read the answer to ``get_count``; it has no other attribute that matters."""
+    return int.from_bytes(nl.attribute_map(msg.body, nl.GENMSG_SIZE).get(1, b""), "big")
+
+
 def delete_flow(flow: Flow, sequence: int) -> bytes:
     """Delete exactly this flow: by its tuple and its id, so never a newer one."""
     body = (
@@ -203,6 +228,39 @@ def flow(msg: nl.Message) -> Flow | None:
         answerer,
         bool(status & _DST_NAT),
     )
+
+
+def translated_answerer(msg: nl.Message) -> bytes | None:
+    """Who answers a translated flow, as bytes to count by (``endpoint`` reads them).
+
+    Fast where the entry looks as the kernel writes it today, right in any case.
+    """
+    body = msg.body
+    size = _ADDRESS_SIZE.get(body[0])
+    if size is None or msg.kind != CT_NEW:
+        return None
+    ip = nl.GENMSG_SIZE + _ATTR.unpack_from(body, nl.GENMSG_SIZE)[0] + 4
+    proto = ip + 12 + 2 * size
+    status = proto + 28
+    if body[proto + 4 : proto + 8] == _NUM_HEAD and body[status : status + 4] == _STATUS_HEAD:
+        if not body[status + 7] & _DST_NAT:
+            return None
+        return (
+            body[proto + 8 : proto + 9]
+            + body[proto + 16 : proto + 18]
+            + body[ip + 8 : ip + 8 + size]
+        )
+    found = flow(msg)
+    if found is None or not found.translated:
+        return None
+    end = found.answerer
+    return bytes((end.protocol,)) + end.port.to_bytes(2, "big") + end.address.packed
+
+
+def endpoint(raw: bytes) -> Endpoint:
+    """Read what ``translated_answerer`` gave."""
+    address = IPv4Address(raw[3:]) if len(raw) == 7 else IPv6Address(raw[3:])
+    return Endpoint(raw[0], address, int.from_bytes(raw[1:3], "big"))
 
 
 def _endpoint(family: Family, data: bytes, source: bool) -> Endpoint | None:

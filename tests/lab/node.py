@@ -70,9 +70,9 @@ class Node:
     def __init__(self, name: str = "node", *, bridge_netfilter: bool | None = None) -> None:
         script = str(Path(__file__).with_name("holder.py"))
         self.name = name
+        unshare = ["unshare", "--net", "--mount", "--uts", "--propagation", "private"]
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--uts", "--propagation", "private", "sh", "-ec"]
-            + [_SETUP, "sh", name, sys.executable, script],
+            [*unshare, "sh", "-ec", _SETUP, "sh", name, sys.executable, script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

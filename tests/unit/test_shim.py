@@ -264,11 +264,11 @@ def test_a_non_blocking_stdout_gets_everything(run_dir):
 
 
 def test_stdin_that_cannot_be_read_is_empty(run_dir, server):
-    directory = os.open("/", os.O_RDONLY)
+    unreadable = os.open("/dev/null", os.O_WRONLY)
     process = subprocess.Popen(
-        SHIM, stdin=directory, stdout=subprocess.PIPE, env=cni_env(run_dir, "ADD")
+        SHIM, stdin=unreadable, stdout=subprocess.PIPE, env=cni_env(run_dir, "ADD")
     )
-    os.close(directory)
+    os.close(unreadable)
     out, _ = process.communicate(timeout=10)
     assert json.loads(out)["size"] == 0
 
@@ -384,7 +384,8 @@ def test_the_first_call_starts_a_helper_that_shares_nothing(run_dir):
     assert facts["stdio"] == ["/dev/null", "/dev/null", f"{run_dir}/helper.log"]
     assert facts["inherited"] == [0, 1, 2]
     assert facts["blocked"] == 0
-    assert facts["ignored"] & ~(1 << (signal.SIGPIPE - 1)) & ~(1 << (signal.SIGXFSZ - 1)) == 0
+    pythons = {signal.SIGPIPE, signal.SIGXFSZ}
+    assert {n for n in range(1, 32) if facts["ignored"] >> (n - 1) & 1} == pythons
     assert facts["environ"] == {
         "CNI_HOSTPORT_RUN_DIR": run_dir,
         "CNI_HOSTPORT_EXTRA": "kept",
