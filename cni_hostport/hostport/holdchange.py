@@ -55,22 +55,18 @@ class HoldChange:
         self._converted: list[tuple[list[HostPort], list[HostPort]]] = []
 
     def run(self) -> None:
-        """Take every step; on an error everything is as before.
+        """Take every step; on an error the caller calls ``undo``.
 
         Raises PortInUse (101), TryAgain (11), IOFailure (5).
         """
-        try:
-            for port in self._wanted:
-                if port in self._sockets or port in self._waiting:
-                    continue
-                near = [p for p in self._surplus() if p.overlaps(port)]
-                if near:
-                    self._convert(port, near)
-                else:
-                    self._open(port)
-        except BaseException:
-            self.undo()
-            raise
+        for port in self._wanted:
+            if port in self._sockets or port in self._waiting:
+                continue
+            near = [p for p in self._surplus() if p.overlaps(port)]
+            if near:
+                self._convert(port, near)
+            else:
+                self._open(port)
 
     def _surplus(self) -> list[HostPort]:
         return [p for p in self._sockets if p not in self._wanted]
@@ -84,12 +80,14 @@ class HoldChange:
         """What is held until the change is kept: the old and the new."""
         return Held(self._sockets, self._waiting, self._wanted)
 
+    def closing(self) -> list[HostPort]:
+        """What ``keep`` will close: an own socket in the way of one waited for stays."""
+        return [p for p in self._surplus() if not any(p.overlaps(w) for w in self._waiting)]
+
     def keep(self) -> None:
         """Close what is no longer wanted."""
-        for port in self._surplus():
-            # an own socket that stands in the way of one still waited for keeps reserving
-            if not any(port.overlaps(w) for w in self._waiting):
-                self._sockets.pop(port).close()
+        for port in self.closing():
+            self._sockets.pop(port).close()
 
     def undo(self) -> Held:
         """Take every step back; returns what is held then, as before."""

@@ -78,7 +78,11 @@ class Holds:
         if policy is ReservePorts.REQUIRE and not patient:
             self._scan(scan)
         step = HoldChange(self._opener, before, tuple(dict.fromkeys(wanted)), policy, patient)
-        step.run()
+        try:
+            step.run()
+        except BaseException:
+            self._set(key, step.undo())
+            raise
         self._set(key, step.during())
         return PendingChange(self, key, step)
 
@@ -131,6 +135,11 @@ class PendingChange:
         self._holds = holds
         self._key = key
         self._step = step
+
+    @property
+    def held(self) -> frozenset[HostPort]:
+        """Ports that are held once the change is kept."""
+        return frozenset(self._step.during().sockets) - frozenset(self._step.closing())
 
     def keep(self) -> None:
         """Close what is no longer wanted."""

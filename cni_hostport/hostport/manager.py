@@ -125,7 +125,11 @@ class HostPortManager:
             held = self.holds.held(attachment.key)
             change = self._hold(attachment, undo)
             record = self._prepare(attachment, backend, netns_cookie, existing, undo)
-            self._program(record, existing, held, undo)
+            placed = Placed(attachment, record.pod_link(), change.held)
+            before = None
+            if existing is not None:
+                before = Placed(existing.attachment, existing.pod_link(), held)
+            self._program(record, existing, placed, before, undo)
             self._drop_stale_flows(record, existing)
             self._store_call(self._store.commit, record.key)
             undo.pop_all()
@@ -281,25 +285,34 @@ class HostPortManager:
             raise IOFailure("cannot write the record", str(error.strerror)) from error
 
     def _program(
-        self, record: Record, existing: Record | None, held: frozenset[HostPort], undo: ExitStack
+        self,
+        record: Record,
+        existing: Record | None,
+        placed: Placed,
+        before: Placed | None,
+        undo: ExitStack,
     ) -> None:
         """Link flags and rules of the new record in place of the existing one's."""
         undo.callback(self._links.release, record, keep=existing)
         self._links.use(record)
         backend = self._backend(record)
-        undo.callback(self._rules_back, backend, record.key, None)
-        if existing is None:
-            backend.place({record.key: self.placed(record)}, self._node)
-            return
-        before = Placed(existing.attachment, existing.pod_link(), held)
-        old = self._backend(existing)
+        old = self._backend(existing) if existing is not None else backend
+        if old is not backend:
+            undo.callback(self._rules_back, backend, record.key, None)
         undo.callback(self._rules_back, old, record.key, before)
-        backend.place({record.key: self.placed(record)}, self._node)
+        backend.place({record.key: placed}, self._node)
         if old is not backend:
             old.place({record.key: None}, self._node)
-        # before the commit: a crash in between finds the old record, and its flags come back
-        undo.callback(self._links.use, existing)
-        self._links.release(existing, keep=record)
+        if existing is not None:
+            # before the commit: a crash in between finds the old record, and its flags come back
+            undo.callback(self._flags_back, existing)
+            self._links.release(existing, keep=record)
+
+    def _flags_back(self, record: Record) -> None:
+        try:
+            self._links.use(record)
+        except HostPortError as error:  # refresh_links goes on trying
+            log.error("%s", error)
 
     def _rules_back(self, backend: Backend, key: str, placed: Placed | None) -> None:
         """Undo of ``place``; where the kernel refuses, repair goes on trying."""

@@ -96,42 +96,39 @@ class NftablesBackend:
         Raises NetfilterFailed (code 102) with nothing changed.
         """
         before = {owner: self._by_owner.get(owner, ()) for owner in changes}
+        try:
+            try:
+                self._transact(changes, before)
+            except OSError as error:
+                if not self.installed:
+                    raise
+                # our tables or elements are not as we left them: mend, then once more
+                log.warning("transaction refused (%s), mending tables first", error)
+                self._assume(before)
+                # told by the next repair, which is made known and counted
+                self._owed = self.repair()
+                self._transact(changes, before)
+        except OSError as error:
+            self._assume(before)
+            self._try_repair()
+            raise self._failed(error) from error
+        except NetfilterFailed:
+            self._assume(before)
+            raise
+
+    def _transact(
+        self, changes: Mapping[str, Iterable[Element]], before: Mapping[str, tuple[Element, ...]]
+    ) -> None:
         old = self._kernel_view(changes, before)
         self._assume(changes)
         new = self._kernel_view(changes, before)
         add, delete = _difference(old, new)
         if not add and not delete:
             return
-        if not self.in_use and not self.installed:
-            return
-        try:
-            self._commit(add, delete, before)
-        except NetfilterFailed:
-            self._assume(before)
-            raise
-
-    def _commit(
-        self,
-        add: Sequence[Element],
-        delete: Sequence[Element],
-        before: Mapping[str, tuple[Element, ...]],
-    ) -> None:
         if self.installed:
-            try:
-                self._tables.apply(add, delete)
-                return
-            except OSError as error:
-                # our tables or elements are not as we left them: mend, then once more
-                log.warning("transaction refused (%s), mending tables first", error)
-        damaged = self.installed
-        try:
-            report = self.repair()
-        except OSError as error:
-            self._assume(before)
-            self._try_repair()
-            raise self._failed(error) from error
-        if damaged:
-            self._owed = report  # told by the next repair, which is made known and counted
+            self._tables.apply(add, delete)
+        elif self.in_use:
+            self.repair()
 
     def _try_repair(self) -> None:
         try:
