@@ -150,7 +150,10 @@ def test_a_missing_nft_names_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
     [("nftables v1.0.6 (Lester Gooch #5)", (1, 0, 6)), ("nftables v1.1", (1, 1, 0)), ("?", None)],
 )
 def test_nfts_version_is_read(
-    text: str, expected: tuple[int, int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    expected: tuple[int, int, int] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _tool(tmp_path, "nft", f"echo '{text}'")
     monkeypatch.setenv("PATH", str(tmp_path))

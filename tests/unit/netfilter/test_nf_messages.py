@@ -47,7 +47,9 @@ def test_adds_are_exclusive_and_come_after_deletes() -> None:
 
 def test_a_delete_carries_the_key_alone() -> None:
     element = Element(V4, "a", b"1234", b"data", "comment")
-    body = next(m for m in nl.messages(nfmsg.change(TABLE, [], [element], 1).data) if m.body[0]).body
+    body = next(
+        m for m in nl.messages(nfmsg.change(TABLE, [], [element], 1).data) if m.body[0]
+    ).body
     assert nfelem.message_elements(body) == [Element(V4, "a", b"1234")]
 
 
