@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -88,12 +89,13 @@ class Helper:
             if ports := self.manager.holds.waiting(key):
                 log.warning("not held, busy: %s", ", ".join(sorted(map(str, ports))))
         self.core.drain_queue()
-        for backend in self.manager.backends.values():
+        mends: list[Callable[[], object]] = [b.repair for b in self.manager.backends.values()]
+        for mend in (*mends, self.manager.refresh_links):
             try:
-                backend.repair()
+                mend()
             except (OSError, HostPortError) as error:
                 self.reconciler.problem = str(error)
-                log.error("rules cannot be restored: %s", error)
+                log.error("not everything can be restored: %s", error)
 
     def problem(self) -> str:
         """Why ADD cannot be served now; empty if it can."""
