@@ -314,7 +314,7 @@ class AttachmentID(Model):
 def _key_of(network: str, container_id: str, ifname: str) -> str:
     text = "\0".join((network, container_id, ifname))
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-    return base64.b32encode(digest).decode("ascii")[:16].lower()
+    return base64.b32encode(digest[:10]).decode("ascii").lower()
 
 
 @model

@@ -109,10 +109,7 @@ def _holds_of(claim: HostPort, options: Options, node: NodeView) -> tuple[HostPo
         return (claim,) if is_answered(claim.address, options, node) else ()
     if not is_listed(options, claim.port) and not excluded_present(claim.family, options, node):
         return (claim,)
-    return tuple(
-        claim._replace(address=a)
-        for a in answered_addresses(claim.family, options, node)
-    )
+    return tuple(claim._replace(address=a) for a in answered_addresses(claim.family, options, node))
 
 
 def excluded_present(family: Family, options: Options, node: NodeView) -> bool:
