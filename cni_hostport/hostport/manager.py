@@ -187,8 +187,7 @@ class HostPortManager:
         missing = []
         if record.attachment.options.reserve_ports is ReservePorts.REQUIRE:
             wanted = answering.planned_holds(record.attachment, self._machine.node())
-            held = self.holds.held(record.key) | self.holds.waiting(record.key)
-            missing = [f"socket that holds {p}" for p in wanted if p not in held]
+            missing = self.holds.missing(record.key, wanted)
         missing += self._backend(record).check(record.key)
         return missing + self._links.check(record)
 
