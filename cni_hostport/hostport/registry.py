@@ -89,6 +89,14 @@ class Registry:
             return self._records[key].route_localnet_found
         return None
 
+    def links(self) -> tuple[int, ...]:
+        """Links that some record needs route_localnet on."""
+        return tuple(self._links)
+
+    def link_name(self, index: int) -> str:
+        """Name of such a link, as it was at ADD."""
+        return next((self._records[k].link.name for k in self._links.get(index, ())), "")
+
     def shares_link(self, record: Record) -> bool:
         """Whether another record needs route_localnet on the same link."""
         return bool(self._links.get(record.link.index, set()) - {record.key})
