@@ -24,7 +24,6 @@ from cni_hostport.hostport.machine import Liveness
 from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.model import Attachment, Family, HostPort, IPAddress
 
-
 RESERVED = 128
 """Descriptors that holders leave to callers and tools: who finds none left is told so."""
 

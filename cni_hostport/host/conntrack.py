@@ -33,6 +33,7 @@ class ConntrackError(OSError):
 class Conntrack:
     """Flows of the network namespace in which it was made. Raises OSError at construction.
 
+    One instance belongs to one thread: whoever counts needs one of his own.
     ``filtered`` False never tries the filtered delete (older kernels).
     """
 

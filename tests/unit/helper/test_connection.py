@@ -96,7 +96,6 @@ def test_byte_by_byte_and_an_answer() -> None:
         b"GET / HTTP/1.1\r\n",
         b"CHP\x09C" + bytes(11),
         b"CHP\x01X" + bytes(11),
-        b"CHP\x01C\0\0\1" + bytes(8),
         b"CHP\x01C\0\0\0\xff\xff\xff\xff\0\0\0\0",
         b"CHP\x01C\0\0\0\0\0\0\0\xff\xff\xff\xff",
         b"CHP\x01C\0\0\0\0\0\0\0" + (shim.MAX_STDIN + 2).to_bytes(4, "big"),
