@@ -444,6 +444,10 @@ class HostPortManager:
                 log.warning("record %s stays as it was: %s", moved.key, error)
         return list(dict.fromkeys(mended))
 
+    def changed_links(self, start: int, count: int) -> set[str]:
+        """Of ``count`` links in use, from number ``start`` on, those with a changed sysctl."""
+        return self._links.changed(start, count)
+
     def drop_gap_flows(self) -> None:
         """Drop UDP flows that began while rules were missing and so lead nowhere."""
         targets = {
