@@ -156,6 +156,12 @@ def _bad_link(name: str) -> bool:
     )
 
 
+_MALFORMED: Final = {
+    "CNI_CONTAINERID": lambda value: not _NAME.match(value),
+    "CNI_IFNAME": _bad_link,
+}
+
+
 def expected_environment(env: Mapping[str, str]) -> int:
     """0 or 4: the first malformed value ends it, then everything missing together."""
     missing = False
@@ -163,9 +169,7 @@ def expected_environment(env: Mapping[str, str]) -> int:
         value = env.get(name, "")
         if not value:
             missing = True
-        elif name == "CNI_CONTAINERID" and not _NAME.match(value):
-            return 4
-        elif name == "CNI_IFNAME" and _bad_link(value):
+        elif name in _MALFORMED and _MALFORMED[name](value):
             return 4
     return 4 if missing else 0
 
@@ -183,7 +187,7 @@ def expected_version(verb: str, version: Any) -> int:
             return 6
         if len(numbers) > 3 or not re.fullmatch(r"[-+0-9.]+", version):
             return 6
-        triple = tuple((numbers + [0, 0])[:3])
+        triple = tuple([*numbers, 0, 0][:3])
         if triple < _FIRST[verb] or triple > (1, 1, 0):
             return 1
     return 0 if version in VERSIONS else 1
