@@ -34,6 +34,9 @@ FLAG_POD_NETNS = 2
 MAX_STDIN = 16 << 20
 """Bytes of stdin a call may carry; one byte more is sent on so that the helper refuses it."""
 
+BEGAN = b"CNI_HOSTPORT_BEGAN"
+"""Variable of a request: when the call began, seconds of the monotonic clock."""
+
 RUN_DIR = b"/run/cni-hostport"
 SOCKET_NAME = b"helper.sock"
 SUN_PATH_MAX = 107
@@ -198,9 +201,15 @@ def read_stdin() -> bytes:
     return b"".join(parts)
 
 
-def call_request(body: bytes) -> tuple[bytes, list[int]]:
-    """The frame of this process' own call, and the descriptors that go with it."""
+def call_request(body: bytes, began: float) -> tuple[bytes, list[int]]:
+    """The frame of this process' own call, and the descriptors that go with it.
+
+    ``began`` is a time of the monotonic clock, in seconds. A GC carries it: it must spare what
+    was added since its caller made the list.
+    """
     env = {key: value for key, value in posix.environ.items() if key.startswith(b"CNI_")}
+    if env.get(b"CNI_COMMAND") == b"GC":
+        env[BEGAN] = b"%.6f" % began
     # O_NONBLOCK: the path may turn out to be a FIFO that nobody writes to
     mode = posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
     flags, descriptors, own = 0, [], b"/proc/self/ns/net"
@@ -307,7 +316,7 @@ def call(command: bytes) -> "NoReturn":
     waited = time.monotonic() - start
     body = read_stdin()
     try:
-        frame, descriptors = call_request(body)
+        frame, descriptors = call_request(body, start)
         # How long the caller takes to write stdin is the caller's time, not the helper's.
         deadline = time.monotonic() + limit - waited
         status, out, err = exchange(sock, frame, descriptors, deadline)

@@ -366,7 +366,7 @@ def test_a_bad_result_is_refused(call: Caller, kind: str) -> None:
 PREVIOUS = json.dumps(result_of("1.1.0"))
 GO: dict[str, tuple[str | bytes, int]] = {
     "keys in any case": (
-        '{"CNIVERSION":"1.1.0","Name":"n","TYPE":"x","PrevResult":%s,"RUNTIMECONFIG":'
+        '{"CNIVERSION":"1.1.0","Name":"n","TYPE":"x","PrevResult":@,"RUNTIMECONFIG":'
         '{"PORTMAPPINGS":[{"HOSTPORT":8080,"containerport":80,"PROTOCOL":"TCP","HostIp":""}]}}',
         0,
     ),
