@@ -241,7 +241,11 @@ class Stage:
         queue = self.node.path(f"{RUN_DIR}/queue")
         return {
             "rules": self.node.ruleset(),
-            "legacy": self.node.output("iptables-legacy-save", "-t", "nat"),
+            "legacy": [
+                line
+                for line in self.node.output("iptables-legacy-save", "-t", "nat").splitlines()
+                if not line.startswith("#")  # the time of the call
+            ],
             "records": self.records(),
             "queue": sorted(f.name for f in queue.iterdir()) if queue.exists() else [],
             "sockets": self.held_sockets(),
