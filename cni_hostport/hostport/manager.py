@@ -178,8 +178,12 @@ class HostPortManager:
         if record is None:
             return ["record of the attachment"] if attachment.claims() else []
         missing = self.check_record(record)
-        if set(record.attachment.claims()) != set(attachment.claims()):
+        if set(record.attachment.mappings) != set(attachment.mappings):
             missing.append("mappings of the record (they are not the configuration's)")
+        for address in record.attachment.addresses:  # a later plugin may have added others
+            now = attachment.address(family_of(address))
+            if now != address:
+                missing.append(f"pod address {address.ip} (prevResult has {now and now.ip})")
         return missing
 
     def check_record(self, record: Record) -> list[str]:
