@@ -170,6 +170,20 @@ class LinkKeeper:
                     mended.append(f"hairpin of port {dict(record.link.ports).get(port, port)}")
         return mended, strays
 
+    def changed(self, start: int, count: int) -> set[str]:
+        """Names among ``count`` links from number ``start`` on whose sysctl somebody changed.
+
+        Nothing tells of such a change, so a few links are looked at in turn.
+        """
+        links = self._registry.links()
+        found = set()
+        for at in range(start, start + min(count, len(links))):
+            index = links[at % len(links)]
+            with contextlib.suppress(OSError):
+                if self._machine.route_localnet(index) != 1:
+                    found.add(self._registry.link_name(index))
+        return found
+
     def _refresh_route_localnet(self, record: Record, mended: list[str]) -> bool:
         """False where the link is gone."""
         index = record.link.index
