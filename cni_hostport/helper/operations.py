@@ -31,6 +31,7 @@ def jobs(helper: Helper) -> dict[str, Operation]:
     return {
         "check": lambda _: as_json(check(helper)),
         "gc": lambda wish: as_json(gc(helper, dry_run=bool(wish.get("dryRun")))),
+        "leave": lambda wish: as_json(leave(helper, wish)),
     }
 
 
@@ -64,6 +65,19 @@ def gc(helper: Helper, *, dry_run: bool) -> dict[str, object]:
             failed.append({**entry, "error": str(error)})
     unknown = [describe(r) for r in helper.manager.registry if r.netns_cookie is None]
     return {"dryRun": dry_run, "removed": removed, "failed": failed, "unknown": unknown}
+
+
+def leave(helper: Helper, wish: Mapping[str, object]) -> dict[str, object]:
+    """Prepare to be uninstalled: the dead go, with ``force`` all go, then the shared rules."""
+    manager = helper.manager
+    if not wish.get("dryRun"):
+        gc(helper, dry_run=False)
+        for record in list(manager.registry) if wish.get("force") else ():
+            manager.detach(record.key)
+        for backend in manager.backends.values():
+            backend.retire()
+    dead = {r.key for r in manager.dead()}
+    return {"left": [describe(r) for r in manager.registry if r.key not in dead]}
 
 
 def describe(record: Record) -> dict[str, object]:
