@@ -31,6 +31,7 @@ def jobs(helper: Helper) -> dict[str, Operation]:
     return {
         "check": lambda _: as_json(check(helper)),
         "gc": lambda wish: as_json(gc(helper, dry_run=bool(wish.get("dryRun")))),
+        "stray": lambda _: as_json({"ports": stray(helper)}),
         "leave": lambda wish: as_json(leave(helper, wish)),
     }
 
@@ -65,6 +66,12 @@ def gc(helper: Helper, *, dry_run: bool) -> dict[str, object]:
             failed.append({**entry, "error": str(error)})
     unknown = [describe(r) for r in helper.manager.registry if r.netns_cookie is None]
     return {"dryRun": dry_run, "removed": removed, "failed": failed, "unknown": unknown}
+
+
+def stray(helper: Helper) -> list[str]:
+    """Ports held for attachments that nobody knows."""
+    manager = helper.manager
+    return [str(p) for k, p, _ in manager.holds.items() if manager.registry.get(k) is None]
 
 
 def leave(helper: Helper, wish: Mapping[str, object]) -> dict[str, object]:

@@ -53,6 +53,18 @@ print(won, tried, flush=True)
 """
 
 
+def own_files(stage: Stage) -> None:
+    """Give the node an /opt, /etc and /usr/local of its own, without CNI in them."""
+    run = stage.node.run
+    for folder in ("opt", "etc", "usr/local"):
+        run("mkdir", "-p", f"/run/own/{folder}/up", f"/run/own/{folder}/work")
+        options = f"lowerdir=/{folder},upperdir=/run/own/{folder}/up"
+        options += f",workdir=/run/own/{folder}/work"
+        run("mount", "-t", "overlay", "overlay", "-o", options, f"/{folder}")
+    run("rm", "-rf", "/etc/cni/net.d", "/opt/cni", "/opt/cni-hostport", f"/usr/local/bin/{TYPE}")
+    run("mkdir", "-p", "/etc/cni/net.d")
+
+
 @pytest.fixture
 def node(backend: Backend) -> Iterator[Stage]:
     """A stage whose /opt, /etc and /usr/local are its own."""
@@ -60,16 +72,7 @@ def node(backend: Backend) -> Iterator[Stage]:
         pytest.skip(f"no bundle at {BUNDLE}")
     stage = Stage(backend)
     try:
-        run = stage.node.run
-        for folder in ("opt", "etc", "usr/local"):
-            run("mkdir", "-p", f"/run/own/{folder}/up", f"/run/own/{folder}/work")
-            options = f"lowerdir=/{folder},upperdir=/run/own/{folder}/up"
-            options += f",workdir=/run/own/{folder}/work"
-            run("mount", "-t", "overlay", "overlay", "-o", options, f"/{folder}")
-        run(
-            "rm", "-rf", "/etc/cni/net.d", "/opt/cni", "/opt/cni-hostport", "/usr/local/bin/" + TYPE
-        )
-        run("mkdir", "-p", "/etc/cni/net.d")
+        own_files(stage)
         yield stage
     finally:
         stage.close()
