@@ -17,10 +17,9 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, ROOT)
 from cni_hostport import shim
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BASE = ["/usr/bin/python3", "-I", "-S", "-c", "pass"]
 BUDGET = 1.15
 CONF = {
@@ -104,7 +103,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--plugin", nargs="+", default=[f"{ROOT}/dist/cni-hostport/cni-hostport"])
+    parser.add_argument("--plugin", nargs="...", default=[f"{ROOT}/dist/cni-hostport/cni-hostport"])
     parser.add_argument("--stand-in", metavar="RUN_DIR", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stand_in:

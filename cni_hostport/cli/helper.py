@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cni_hostport import shim
 from cni_hostport.errors import HostPortError
+from cni_hostport.host import light
 from cni_hostport.host.startup import open_run_dir
 
 EPILOG = """\
@@ -47,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
         os.close(open_run_dir(run_dir))
     except HostPortError as error:
         parser.exit(1, f"cni-hostport: {error}\n")
+    light.load_asyncio()
     from cni_hostport.helper.run import serve
 
     return serve(

@@ -231,3 +231,16 @@ def test_hundreds_of_flows_go_in_one_call() -> None:
         assert singly.flows(ip_address("127.0.0.1"), 5353, UDP) == 300
         assert singly.drop_udp_to([(ip_address("127.0.0.1"), 5353)]) == 300
         assert singly.flows(ip_address("127.0.0.1"), 5353, UDP) == 0
+
+
+def test_many_addresses_in_a_full_table_take_one_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    _inject(ROWS[0], 4000)
+    _inject(ROWS[2], 4001)
+    conntrack = Conntrack()
+    pairs = [(ip_address(f"192.0.2.{i}"), 53) for i in range(10)]
+    assert conntrack._walks_are_cheaper(len(pairs))
+    monkeypatch.setattr(ctmsg, "count", lambda msg: 100_000)
+    assert not conntrack._walks_are_cheaper(len(pairs))
+    assert conntrack.drop_udp_to(pairs) == 1
+    assert conntrack.filtered
+    assert _rows() == [ROWS[2]]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 
 import pytest
 
-from cni_hostport.errors import NetfilterFailed
+from cni_hostport.errors import NetfilterFailed, TryAgain
 from cni_hostport.host import commands, nftcmd
 
 
@@ -76,7 +77,7 @@ def test_a_timeout_ends_the_tool_and_its_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tool = _tool(tmp_path, "tool", f"sleep 30 & echo $! > {pid_file}; wait")
     start = time.monotonic()
-    with pytest.raises(commands.CommandTimeout, match="killed after 0.5 s"):
+    with pytest.raises(commands.CommandTimeout, match=r"killed after 0\.5 s"):
         commands.run([tool], timeout=0.5)
     assert time.monotonic() - start < 5
     child = int(pid_file.read_text())
@@ -97,6 +98,17 @@ def test_a_child_that_left_the_group_cannot_hold_us_up(tmp_path: Path) -> None:
         assert time.monotonic() - start < 5
     finally:
         os.kill(int(pid_file.read_text()), 9)
+
+
+def test_no_descriptors_left_is_a_passing_condition() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+    try:
+        with pytest.raises(TryAgain, match="Too many open files"):
+            nftcmd.load("")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _safe(folder: Path) -> bool:
@@ -150,7 +162,10 @@ def test_a_missing_nft_names_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
     [("nftables v1.0.6 (Lester Gooch #5)", (1, 0, 6)), ("nftables v1.1", (1, 1, 0)), ("?", None)],
 )
 def test_nfts_version_is_read(
-    text: str, expected: tuple[int, int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    expected: tuple[int, int, int] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _tool(tmp_path, "nft", f"echo '{text}'")
     monkeypatch.setenv("PATH", str(tmp_path))

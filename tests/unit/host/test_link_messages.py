@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 
-import pyroute2
 import pytest
 
 from cni_hostport.host import links, sysctl
@@ -118,33 +117,37 @@ def test_link_that_is_gone_already(known: NodeAddresses, monkeypatch: pytest.Mon
     assert not links._apply(known, message(20, address_body("192.0.2.9", index=8)))
 
 
-class FakeRoute:
-    """pyroute2's IPRoute, whose first dumps are overtaken by a change."""
+class FakeNetlink:
+    """A netlink socket whose first dumps are overtaken by a change."""
 
     interrupted = 0
-    error: Exception | None = None
+    error: OSError | None = None
 
-    def __enter__(self) -> FakeRoute:
+    def __init__(self, protocol: int) -> None:
+        assert protocol == links.socket.NETLINK_ROUTE
+
+    def __enter__(self) -> FakeNetlink:
         return self
 
     def __exit__(self, *exc: object) -> None:
         return None
 
-    def get_addr(self) -> Iterator[dict[str, object]]:
-        if FakeRoute.error:
-            raise FakeRoute.error
-        FakeRoute.interrupted -= 1
-        flags = 0x12 if FakeRoute.interrupted >= 0 else 2
-        address = f"192.0.2.{max(FakeRoute.interrupted, 0) + 10}"
-        yield {"index": 1, "prefixlen": 24, "address": address, "header": {"flags": flags}}
+    def dump(self, kind: int, body: bytes) -> list[nlwire.Message]:
+        if FakeNetlink.error:
+            raise FakeNetlink.error
+        FakeNetlink.interrupted -= 1
+        flags = 0x12 if FakeNetlink.interrupted >= 0 else 2
+        address = f"192.0.2.{max(FakeNetlink.interrupted, 0) + 10}"
+        plain = message(20, address_body(address, index=1))
+        return [nlwire.Message(plain.kind, flags, plain.sequence, plain.portid, plain.body)]
 
 
 @pytest.mark.parametrize(("interrupted", "last"), [(0, 10), (3, 10), (9, 14)])
 def test_overtaken_dump_is_read_again(
     monkeypatch: pytest.MonkeyPatch, interrupted: int, last: int
 ) -> None:
-    monkeypatch.setattr(pyroute2, "IPRoute", FakeRoute)
-    monkeypatch.setattr(FakeRoute, "interrupted", interrupted)
+    monkeypatch.setattr(links, "NetlinkSocket", FakeNetlink)
+    monkeypatch.setattr(FakeNetlink, "interrupted", interrupted)
     monkeypatch.setattr(links.socket, "if_nameindex", lambda: [(1, "eth0")])
     known = NodeAddresses()
     assert known.refresh()
@@ -153,8 +156,8 @@ def test_overtaken_dump_is_read_again(
 
 def test_failed_dump_changes_nothing(known: NodeAddresses, monkeypatch: pytest.MonkeyPatch) -> None:
     before = known.addresses
-    monkeypatch.setattr(pyroute2, "IPRoute", FakeRoute)
-    monkeypatch.setattr(FakeRoute, "error", pyroute2.NetlinkError(105))
+    monkeypatch.setattr(links, "NetlinkSocket", FakeNetlink)
+    monkeypatch.setattr(FakeNetlink, "error", OSError(105, "no buffer space"))
     with pytest.raises(OSError) as failure:
         known.refresh()
     assert failure.value.errno == 105

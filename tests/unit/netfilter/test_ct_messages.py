@@ -96,11 +96,14 @@ def _tuple(kind: int, src: IPAddress, dst: IPAddress, sport: int, dport: int) ->
     )
 
 
-def _entry(client: IPAddress, node: IPAddress, pod: IPAddress, status: int = 0) -> nl.Message:
+def _entry(
+    client: IPAddress, node: IPAddress, pod: IPAddress, status: int = 0, between: bytes = b""
+) -> nl.Message:
     body = (
         nl.genmsg(2 if client.version == 4 else 10)
         + _tuple(1, client, node, 4000, 53)
         + _tuple(2, pod, client, 5353, 4000)
+        + between
         + nl.attr(3, struct.pack(">I", status))
         + nl.attr(12, b"\1\2\3\4")
     )
@@ -136,3 +139,30 @@ def test_one_flow_is_deleted_by_its_tuple_and_its_id() -> None:
 def test_an_entry_without_ports_is_skipped() -> None:
     body = nl.genmsg(2) + nl.nest(1) + nl.nest(2) + nl.attr(12, b"\1\2\3\4")
     assert ctmsg.flow(next(nl.messages(nl.message(ctmsg.CT_NEW, 0, 1, body)))) is None
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("between", [b"", nl.attr(18, b"\0\1")], ids=["fast", "slow"])
+def test_who_answers_a_translated_flow_reads_the_same_either_way(
+    family: Family, between: bytes
+) -> None:
+    net = "10.0.0." if family is Family.V4 else "fd00::"
+    client, node, pod = (ip_address(f"{net}{i}") for i in (1, 2, 3))
+    raw = ctmsg.translated_answerer(_entry(client, node, pod, 1 << 5 | 8, between))
+    assert raw is not None
+    assert ctmsg.endpoint(raw) == Endpoint(17, pod, 5353)
+    assert ctmsg.translated_answerer(_entry(client, node, pod, 8, between)) is None
+
+
+def test_the_end_of_a_dump_is_found_behind_its_last_entries() -> None:
+    part = nl.message(ctmsg.CT_NEW, 0, 1, b"1234" * 5)
+    done = nl.message(nl.NLMSG_DONE, 0, 1, struct.pack("=i", -4))
+    assert ctmsg.end_of_dump(part * 3) is None
+    end = ctmsg.end_of_dump(part * 3 + done)
+    assert end is not None
+    assert end.errno == 4
+
+
+def test_the_number_of_flows_reads_back() -> None:
+    body = nl.genmsg(0) + nl.attr(1, struct.pack(">I", 100_000))
+    assert ctmsg.count(next(nl.messages(nl.message(ctmsg.CT_STATS, 0, 1, body)))) == 100_000

@@ -64,7 +64,9 @@ def test_a_name_no_link_can_have_is_refused(name: str) -> None:
         e.link_net_key(name, ip_network("10.0.0.0/8"))
 
 
-def _element(family: Family, key: bytes, data: bytes | None = None, end: bytes | None = None) -> str:
+def _element(
+    family: Family, key: bytes, data: bytes | None = None, end: bytes | None = None
+) -> str:
     return e.describe(e.Element(family, "s", key, data, "owner", end))
 
 
