@@ -99,9 +99,7 @@ def _skip(text: str, position: int) -> int:
     return found.end()
 
 
-def _value(
-    text: str, position: int, path: Path
-) -> tuple[int, list[tuple[Path, tuple[int, int]]]]:
+def _value(text: str, position: int, path: Path) -> tuple[int, list[tuple[Path, tuple[int, int]]]]:
     """End of the value at ``position``, and the strings in it."""
     character = text[position]
     if character == '"':

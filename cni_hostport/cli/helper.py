@@ -42,6 +42,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
     )
+    parser.add_argument(
+        "--listen-metrics",
+        default=os.environ.get("CNI_HOSTPORT_LISTEN_METRICS", ""),
+        metavar="ADDR:PORT",
+        type=_address,
+        help="serve /metrics and /healthz there (also CNI_HOSTPORT_LISTEN_METRICS); "
+        "an address that is taken is tried again, never fatal",
+    )
+    parser.add_argument(
+        "--linger",
+        action="store_true",
+        help="after a hand-over stay until told to end, for a container whose end would restart it",
+    )
     arguments = parser.parse_args(argv)
     run_dir = os.fsdecode(shim.run_dir())
     try:
@@ -52,5 +65,22 @@ def main(argv: Sequence[str]) -> int:
     from cni_hostport.helper.run import serve
 
     return serve(
-        Path(run_dir), arguments.log_format, arguments.log_level, replace=arguments.replace
+        Path(run_dir),
+        arguments.log_format,
+        arguments.log_level,
+        replace=arguments.replace,
+        metrics=arguments.listen_metrics,
+        linger=arguments.linger,
     )
+
+
+def _address(text: str) -> str:
+    """An ADDR:PORT as it is given; empty for none."""
+    from cni_hostport.helper.address import parse_address
+
+    if text:
+        try:
+            parse_address(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return text

@@ -26,6 +26,16 @@ def reads(helper: Helper) -> dict[str, Operation]:
     }
 
 
+def pages(helper: Helper) -> dict[str, Callable[[], tuple[int, bytes]]]:
+    """What is shown over HTTP where that is asked for."""
+
+    def health() -> tuple[int, bytes]:
+        problem = helper.reconciler.problem
+        return (503, f"{problem}\n".encode()) if problem else (200, b"ok\n")
+
+    return {"/metrics": lambda: (200, helper.metrics.text()), "/healthz": health}
+
+
 def jobs(helper: Helper) -> dict[str, Operation]:
     """Operations that take their turn behind the calls."""
     return {

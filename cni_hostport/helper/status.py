@@ -135,6 +135,11 @@ class Status:
         length = len(queue.names(self._run_dir))
         yield "cni_hostport_queue_length", "DELs queued for the helper", {}, length
         look = self._reconciler.last_look
+        for each in Family:
+            labels = {"family": _family_label(each), "backend": self._backend(each)}
+            yield "cni_hostport_backend_info", "Rule backend in use, by family", labels, 1
+        well = float(not self._reconciler.problem)
+        yield "cni_hostport_healthy", "1 if rules can be made and repaired, else 0", {}, well
         text = "Time of the last comparison with the kernel, seconds since the epoch"
         yield "cni_hostport_last_reconcile_timestamp_seconds", text, {}, look
 
