@@ -5,6 +5,7 @@ For probes: of systemd, of a container, of a script that waits for a hand-over.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from cni_hostport.cli import client
@@ -12,21 +13,29 @@ from cni_hostport.cli.options import parser
 
 EPILOG = """\
 During an upgrade two containers share the run directory and one of them serves.
-With --instance the answer is yes only if the helper was started with that
-CNI_HOSTPORT_INSTANCE in its environment.
+With --instance NAME the answer is yes only if the helper was started with
+CNI_HOSTPORT_INSTANCE=NAME in its environment; --mine takes the name from this one's.
 
 exit status: 0 it answers, 1 it has a problem or is another instance, 2 usage,
 3 no helper answers
 
 example:
-  cni-hostport ping --instance "$CNI_HOSTPORT_INSTANCE"
+  cni-hostport ping --mine
 """
 
 
 def main(argv: Sequence[str]) -> int:
     """Ask once."""
     it = parser("ping", "Tell whether the helper answers and can do its work.", EPILOG)
-    it.add_argument("--instance", metavar="NAME", help="only that instance counts")
+    which = it.add_mutually_exclusive_group()
+    which.add_argument("--instance", metavar="NAME", help="only that instance counts")
+    which.add_argument(
+        "--mine",
+        dest="instance",
+        action="store_const",
+        const=os.environ.get("CNI_HOSTPORT_INSTANCE", ""),
+        help="only the instance of this environment's CNI_HOSTPORT_INSTANCE counts",
+    )
     it.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds (default 5)")
     arguments = it.parse_args(argv)
     try:

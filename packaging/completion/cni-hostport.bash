@@ -36,7 +36,7 @@ _cni_hostport() {
         install) words='--help --conflist --replace-portmap --dry-run --prefix --bin-dir --command --bundle --no-service --root' ;;
         uninstall) words='--help --dry-run --force --prefix --root' ;;
         helper) words='--help --replace --log-format --log-level --listen-metrics --linger' ;;
-        ping) words='--help --instance --timeout' ;;
+        ping) words='--help --instance --mine --timeout' ;;
         metrics) words='--help ' ;;
         version) words='--help --json' ;;
         *) return ;;
