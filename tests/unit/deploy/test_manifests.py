@@ -9,13 +9,15 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from kubernetes_validate.utils import all_versions
 
 ROOT = Path(__file__).parents[3]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
 OLDEST = (1, 30)
-VERSIONS = [
-    v for v in kubernetes_validate.supported_versions() if tuple(map(int, v.split("."))) >= OLDEST
-]
+VERSIONS = sorted(
+    {".".join(v.split(".")[:2]) for v in all_versions()}, key=lambda v: int(v.split(".")[1])
+)
+VERSIONS = [v for v in VERSIONS if tuple(map(int, v.split("."))) >= OLDEST]
 
 sys.path.insert(0, str(ROOT / "packaging"))
 manual = importlib.import_module("manual")
