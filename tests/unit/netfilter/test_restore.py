@@ -14,7 +14,8 @@ SAVED = """\
 :PREROUTING ACCEPT [0:0]
 :OUTPUT ACCEPT [0:0]
 :mine - [0:0]
-[3:180] -A PREROUTING -d 169.254.20.10/32 -p tcp -m tcp --dport 53 -m comment --comment "a \\"b\\" c" -j NOTRACK
+[3:180] -A PREROUTING -d 169.254.20.10/32 -p tcp -m tcp --dport 53 \
+-m comment --comment "a \\"b\\" c" -j NOTRACK
 -A OUTPUT -s 169.254.20.10/32 -p udp -m udp --sport 53 -j CT --notrack
 COMMIT
 """
@@ -43,7 +44,10 @@ def test_save_is_parsed_with_policies_counters_and_quotes() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("-p tcp -d 1.2.3.4 --dport 53 -j ACCEPT", "-d 1.2.3.4/32 -p tcp -m tcp --dport 53 -j ACCEPT"),
+        (
+            "-p tcp -d 1.2.3.4 --dport 53 -j ACCEPT",
+            "-d 1.2.3.4/32 -p tcp -m tcp --dport 53 -j ACCEPT",
+        ),
         ("-p udp -j CT --notrack", "-p 17 -j NOTRACK"),
         ("-d fd00:1:2:3:0:0:0:5 -j ACCEPT", "-d fd00:1:2:3::5/128 -j ACCEPT"),
         ("-s 0.0.0.0/0 -j ACCEPT", "-j ACCEPT"),
@@ -78,7 +82,10 @@ def test_a_comment_is_data_even_where_it_looks_like_an_option() -> None:
 def test_render_keeps_order_and_leaves_empty_tables_out() -> None:
     text = r.render(
         [
-            ("filter", [r.NewChain("X"), r.Append("X", ("-j", "RETURN")), r.Insert("INPUT", ("-j", "X"))]),
+            (
+                "filter",
+                [r.NewChain("X"), r.Append("X", ("-j", "RETURN")), r.Insert("INPUT", ("-j", "X"))],
+            ),
             ("nat", []),
             ("raw", [r.Delete("OUTPUT", ("--comment", 'q"')), r.Flush("Y"), r.DeleteChain("Y")]),
         ]
@@ -96,7 +103,14 @@ def test_a_line_longer_than_the_tool_reads_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["-A X -j Y\n", "*raw\n", "*raw\n:X\nCOMMIT\n", "*raw\n-Z X\nCOMMIT\n", '*raw\n-A X "\nCOMMIT\n']
+    "text",
+    [
+        "-A X -j Y\n",
+        "*raw\n",
+        "*raw\n:X\nCOMMIT\n",
+        "*raw\n-Z X\nCOMMIT\n",
+        '*raw\n-A X "\nCOMMIT\n',
+    ],
 )
 def test_what_iptables_save_never_writes_is_an_error(text: str) -> None:
     with pytest.raises(r.RestoreFormatError):
