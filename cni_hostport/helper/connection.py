@@ -1,0 +1,193 @@
+"""One client of the helper's socket: collects a request, sends an answer.
+
+Decides when a request is whole, too large or too slow. Knows nothing of CNI.
+A client that says nothing costs a descriptor for some seconds and no more.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cni_hostport import shim
+from cni_hostport.helper.answer import Answer
+
+MAX_ENV = 1 << 20
+PATIENCE = 10.0
+"""Seconds a client may take to send its whole request, and to take its answer."""
+
+_MAX_FDS = 4
+_RECV = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One whole request. ``descriptors`` are the receiver's to close."""
+
+    kind: bytes
+    env: dict[bytes, bytes]
+    body: bytes
+    own_netns: int
+    pod_netns: int
+
+
+class Connection:
+    """A connected client, driven by the event loop; answered from any thread."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        ready: Callable[[Connection, Request], None],
+        closed: Callable[[Connection], None],
+    ) -> None:
+        self._sock = sock
+        self._loop = loop
+        self._ready = ready
+        self._closed = closed
+        self._data = bytearray()
+        self._fds: list[int] = []
+        self._whole = False
+        self._gone = False
+        self._open = True
+        self._protocol = shim.PROTOCOL
+        self._unsent = b""
+        sock.setblocking(False)
+        loop.add_reader(sock.fileno(), self._readable)
+        self._timer = loop.call_later(PATIENCE, self.close)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its request is not whole yet."""
+        return not self._whole
+
+    def alive(self) -> bool:
+        """Whether the client still waits for its answer. Any thread."""
+        if self._gone or not self._open:
+            return False
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def answer(self, answer: Answer) -> bool:
+        """Send an answer and close; False if the client is gone. Any thread."""
+        frame = shim.pack_response(answer.status, answer.out, answer.err, self._protocol)
+        try:
+            sent = self._sock.send(frame, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._loop.call_soon_threadsafe(self.close)
+            return False
+        self._unsent = frame[sent:]
+        self._loop.call_soon_threadsafe(self._flush)
+        return True
+
+    def close(self) -> None:
+        """Let go of the socket and of descriptors nobody took. Loop thread only."""
+        if not self._open:
+            return
+        self._open = False
+        self._timer.cancel()
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._close_descriptors()
+        self._closed(self)
+
+    def _close_descriptors(self) -> None:
+        for descriptor in self._fds:
+            os.close(descriptor)
+        self._fds.clear()
+
+    def _flush(self) -> None:
+        if not self._open:
+            return
+        if self._unsent:
+            try:
+                self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                self._timer.cancel()
+                self._timer = self._loop.call_later(PATIENCE, self.close)
+                self._loop.add_writer(self._sock.fileno(), self._flush)
+                return
+            except OSError:
+                self._unsent = b""
+        if not self._unsent:
+            self.close()
+
+    def _readable(self) -> None:
+        try:
+            data = self._receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._gone = True
+            self._loop.remove_reader(self._sock.fileno())
+            if not self._whole:
+                self.close()
+            return
+        if self._whole:
+            return  # bytes past the request have no meaning
+        self._data += data
+        try:
+            self._parse()
+        except shim.ForeignProtocol:
+            self.close()
+
+    def _receive(self) -> bytes:
+        room = socket.CMSG_SPACE(_MAX_FDS * 4)
+        data, ancillary, _, _ = self._sock.recvmsg(_RECV, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(payload[: len(payload) // fds.itemsize * fds.itemsize])
+                self._fds.extend(fds)
+        if len(self._fds) > _MAX_FDS:
+            self._close_descriptors()
+        return data
+
+    def _parse(self) -> None:
+        if len(self._data) < shim.HEADER_SIZE:
+            return
+        header = bytes(self._data[: shim.HEADER_SIZE])
+        protocol, kind, flags, env_size, body_size = shim.parse_request_header(header)
+        if env_size > MAX_ENV or body_size > shim.MAX_STDIN + 1:
+            raise shim.ForeignProtocol("request too large")
+        end = shim.HEADER_SIZE + env_size + body_size
+        if len(self._data) < end:
+            return
+        self._protocol, self._whole = protocol, True
+        self._timer.cancel()
+        middle = shim.HEADER_SIZE + env_size
+        env = shim.parse_env(bytes(self._data[shim.HEADER_SIZE : middle]))
+        body = bytes(self._data[middle:end])
+        self._data.clear()
+        own, pod = self._take_descriptors(flags)
+        self._ready(self, Request(kind, env, body, own, pod))
+
+    def _take_descriptors(self, flags: int) -> tuple[int, int]:
+        fds, self._fds = self._fds, []
+        own = fds.pop(0) if flags & shim.FLAG_OWN_NETNS and fds else -1
+        pod = fds.pop(0) if flags & shim.FLAG_POD_NETNS and fds else -1
+        for extra in fds:
+            os.close(extra)
+        return own, pod
+
+
+def close_descriptors(request: Request) -> None:
+    """Close what came with a request."""
+    for descriptor in (request.own_netns, request.pod_netns):
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -1,0 +1,132 @@
+"""The real node behind ``hostport.machine.Machine``: links, addresses, flows, namespaces.
+
+Wires ``host/`` objects together; decides nothing. Used by the worker thread
+alone, since its netlink sockets answer one question at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from cni_hostport.host import netns, sysctl
+from cni_hostport.host.conntrack import Conntrack
+from cni_hostport.host.links import AddressEvents, NodeAddresses
+from cni_hostport.host.owner import Blocker, find_blocker, loopback_listener
+from cni_hostport.host.rtnl import Link, Rtnl
+from cni_hostport.host.sockdiag import SockDiag
+from cni_hostport.host.sockets import open_holder, replace_specific, replace_wildcard
+from cni_hostport.hostport.holds import Holder
+from cni_hostport.hostport.machine import Liveness
+from cni_hostport.hostport.node import NodeView, PodLink
+from cni_hostport.model import Attachment, Family, HostPort, IPAddress
+
+
+class KernelMachine:
+    """Answers from this net namespace, over sockets that stay open."""
+
+    def __init__(self) -> None:
+        self.events = AddressEvents()
+        self._addresses = NodeAddresses()
+        self._addresses.refresh()
+        self._view = self._look()
+        self._rtnl = Rtnl()
+        self._conntrack = Conntrack()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def node(self) -> NodeView:
+        """The node's addresses, every event up to now taken in."""
+        if self.events.drain(self._addresses):
+            self._view = self._look()
+        return self._view
+
+    def _look(self) -> NodeView:
+        return NodeView.of((a.address, a.link) for a in self._addresses.addresses)
+
+    def pod_link(self, attachment: Attachment) -> PodLink:
+        """The directly connected link the pod's address is routed to."""
+        for address in attachment.addresses:
+            link = self._connected(address.ip)
+            if link is not None:
+                bridge = link.kind == "bridge"
+                ports = self._ports(link, attachment.interfaces) if bridge else ()
+                return PodLink(link.name, link.index, bridge, ports)
+        return PodLink()
+
+    def _connected(self, address: IPAddress) -> Link | None:
+        index = self._rtnl.route_link(address)
+        # lo: the address is the node's own; it needs no flag of ours
+        link = self._rtnl.link(index) if index not in (None, 1) else None
+        return link if link is not None and link.index != 1 else None
+
+    def _ports(self, bridge: Link, names: Iterable[str]) -> tuple[tuple[int, str], ...]:
+        links = (self._rtnl.link(name) for name in names)
+        return tuple((p.index, p.name) for p in links if p is not None and p.master == bridge.index)
+
+    def bridge_netfilter(self, family: Family) -> bool:
+        """Whether bridged packets go through iptables' hooks."""
+        return bool(sysctl.bridge_nf_call(family))
+
+    def route_localnet(self, index: int) -> int:
+        """The link's own flag; OSError if the link is gone or has no IPv4."""
+        link = self._rtnl.link(index)
+        if link is None or link.route_localnet is None:
+            raise OSError(f"no link {index} with IPv4")
+        return int(link.route_localnet)
+
+    def set_route_localnet(self, index: int, value: int) -> None:
+        """Set the link's own flag."""
+        self._rtnl.set_route_localnet(index, bool(value))
+
+    def hairpin(self, index: int) -> bool:
+        """The bridge port's flag; OSError if it is gone or no port."""
+        link = self._rtnl.link(index)
+        if link is None or link.hairpin is None:
+            raise OSError(f"no bridge port {index}")
+        return link.hairpin
+
+    def set_hairpin(self, index: int, on: bool) -> None:
+        """Set the bridge port's flag."""
+        self._rtnl.set_hairpin(index, on)
+
+    def netns_state(self, path: str, cookie: int | None) -> Liveness:
+        """Whether the recorded namespace is still at that path."""
+        return netns.state(path, cookie)
+
+    def drop_udp_to(self, targets: Iterable[tuple[IPAddress, int]]) -> None:
+        """Drop UDP flows by original destination."""
+        self._conntrack.drop_udp_to(targets)
+
+    def drop_udp_from(self, addresses: Iterable[IPAddress]) -> None:
+        """Drop UDP flows by the source of their replies."""
+        self._conntrack.drop_udp_from(addresses)
+
+
+class KernelOpener:
+    """Real sockets, and real names for whoever is in their way."""
+
+    def __init__(self) -> None:
+        self._diag = SockDiag()
+
+    def open(self, port: HostPort) -> Holder:
+        """Open one holder."""
+        return open_holder(port)
+
+    def narrow(self, wide: Holder, ports: Sequence[HostPort]) -> list[Holder]:
+        """Wildcard to specific addresses, without a free instant."""
+        return list(replace_wildcard(wide, ports))  # type: ignore[arg-type]
+
+    def widen(self, narrow: Sequence[Holder], port: HostPort) -> Holder:
+        """Specific addresses to the wildcard, without a free instant."""
+        return replace_specific(narrow, port)  # type: ignore[arg-type]
+
+    def blocker(self, port: HostPort) -> Blocker | None:
+        """Who has the port, None if only connections do."""
+        return find_blocker(port, diag=self._diag)
+
+    def loopback_listener(self, port: HostPort) -> Blocker | None:
+        """A listener on another address of 127.0.0.0/8."""
+        return loopback_listener(port.port, port.protocol, diag=self._diag)

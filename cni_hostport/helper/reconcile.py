@@ -1,0 +1,144 @@
+"""When to look and what to mend: events in, repairs out.
+
+Runs on the worker (``look``); the event loop only says that something
+happened. Repairs at once, then ever more slowly while the same damage comes
+back: it never fights. Says what was mended, once, in words.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from cni_hostport.errors import HostPortError
+from cni_hostport.helper.metrics import Metrics
+from cni_hostport.hostport.manager import HostPortManager
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 30.0
+"""Seconds between looks when nothing happens."""
+
+SETTLE = 0.02
+"""Seconds an event waits for its neighbours: a flush is many events."""
+
+CALM = 60.0
+"""Seconds without a repair after which damage counts as new."""
+
+MAX_BACKOFF = 30.0
+RETIRE_AFTER = 5.0
+"""Seconds without any attachment after which our empty tables go."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """How long to wait before mending again: 0, 0, 0, then 0.5 s doubling to 30 s."""
+
+    repairs: int = 0
+    last: float = 0.0
+
+    def delay(self, now: float) -> float:
+        """Seconds until the next repair is due."""
+        if now - self.last > CALM:
+            self.repairs = 0
+        if self.repairs < 3:
+            return 0.0
+        due = self.last + min(0.5 * 2.0 ** (self.repairs - 3), MAX_BACKOFF)
+        return max(0.0, due - now)
+
+    def repaired(self, now: float) -> bool:
+        """Count a repair; True when this is the one to warn about."""
+        self.repairs = self.repairs + 1 if now - self.last <= CALM else 1
+        self.last = now
+        return self.repairs == 4
+
+
+@dataclass(slots=True)
+class LastRepair:
+    """The most recent repair, for ``status``."""
+
+    when: float = 0.0
+    what: str = ""
+
+
+class Reconciler:
+    """Compares wish and kernel, and mends."""
+
+    def __init__(self, manager: HostPortManager, metrics: Metrics) -> None:
+        self._manager = manager
+        self._metrics = metrics
+        self._backoff = Backoff()
+        self._empty_since: float | None = None
+        self.last = LastRepair()
+        self.last_look = 0.0
+        self.problem = ""
+
+    def delay(self) -> float:
+        """Seconds to wait before the next look may mend."""
+        return max(SETTLE, self._backoff.delay(time.monotonic()))
+
+    def look(self, why: str = "interval", culprit: str = "") -> None:
+        """One pass over everything; never raises."""
+        self.last_look = time.time()
+        try:
+            self._pass(why, culprit)
+            self.problem = ""
+        except (OSError, HostPortError) as error:
+            self.problem = str(error)
+            log.error("cannot reconcile (%s): %s", why, error)
+
+    def follow(self) -> None:
+        """Take in a change of the node's addresses; never raises."""
+        try:
+            self._manager.follow_addresses()
+        except (OSError, HostPortError) as error:
+            self.problem = str(error)
+            log.error("cannot follow an address change: %s", error)
+
+    def _pass(self, why: str, culprit: str) -> None:
+        manager = self._manager
+        manager.follow_addresses()
+        for name, backend in manager.backends.items():
+            repair = backend.repair() if backend.in_use else None
+            if repair:
+                self._mended("rules", f"{name}: {repair}", why, culprit)
+        for flag in manager.refresh_links():
+            self._mended("links", flag, why, culprit)
+        for key, ports in manager.retry_waiting().items():
+            record = manager.registry.get(key)
+            owner = record.attachment.describe() if record else key
+            log.info("now held for %s: %s", owner, ", ".join(sorted(map(str, ports))))
+        self._retire()
+
+    def _mended(self, kind: str, what: str, why: str, culprit: str) -> None:
+        now = time.monotonic()
+        self._metrics.repair(kind)
+        self.last = LastRepair(time.time(), what)
+        by = f" (removed by {culprit})" if culprit else ""
+        log.warning("repaired after %s%s: %s", why, by, what)
+        if self._backoff.repaired(now):
+            log.error(
+                "somebody keeps removing what host ports need%s: repairs slow down, "
+                "up to one in %d s, until it stops",
+                by,
+                MAX_BACKOFF,
+            )
+
+    def _retire(self) -> None:
+        """Empty tables go some seconds after the last pod, not with it: the next one is faster."""
+        if len(self._manager.registry):
+            self._empty_since = None
+            return
+        now = time.monotonic()
+        if self._empty_since is None:
+            self._empty_since = now
+        if now - self._empty_since >= RETIRE_AFTER:
+            for backend in self._manager.backends.values():
+                if backend.retire():
+                    log.info("no attachments left: shared rules removed")
+
+    @property
+    def wants_retire(self) -> bool:
+        """Whether a look some seconds from now would remove empty tables."""
+        return not len(self._manager.registry)

@@ -1,0 +1,172 @@
+"""The helper's socket: who may speak, and where each request goes.
+
+Reads (STATUS, status, metrics) are answered on the event loop and never wait
+for the worker; everything that changes state goes to the worker in order of
+arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cni_hostport import cni, shim
+from cni_hostport.errors import HostPortError, NotAvailable
+from cni_hostport.helper.answer import Answer, failure
+from cni_hostport.helper.connection import Connection, Request, close_descriptors
+from cni_hostport.helper.core import CallRequest, Core
+from cni_hostport.helper.worker import Worker
+
+log = logging.getLogger(__name__)
+
+MAX_CLIENTS = 512
+_BACKLOG = 1024
+_SO_PEERCRED = struct.Struct("=iII")
+
+Operation = Callable[[Mapping[str, object]], Answer]
+
+
+def listen(path: Path) -> socket.socket:
+    """Bind the helper's socket with mode 0600, in place of a stale one.
+
+    The caller holds the helper's lock, so nobody serves the old file.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    temporary = path.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # through the descriptor: a long run directory does not fit into sun_path
+        sock.bind(f"/proc/self/fd/{folder}/{temporary.name}")
+    finally:
+        os.close(folder)
+    temporary.chmod(0o600)
+    sock.listen(_BACKLOG)
+    temporary.rename(path)
+    return sock
+
+
+class Server:
+    """Accepts clients and hands their requests on."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        core: Core,
+        worker: Worker,
+        operations: Mapping[str, Operation],
+        problem: Callable[[], str],
+    ) -> None:
+        self._sock = sock
+        self._core = core
+        self._worker = worker
+        self._operations = operations
+        self._problem = problem
+        self._clients: dict[Connection, None] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._sock.setblocking(False)
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    def stop(self) -> None:
+        """Accept no more; those connected are still answered."""
+        self._loop.remove_reader(self._sock.fileno())
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                client, _ = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.warning("cannot accept: %s", error)
+                return
+            if not self._may_speak(client):
+                client.close()
+                continue
+            self._make_room()
+            connection = Connection(client, self._loop, self._received, self._forget)
+            self._clients[connection] = None
+
+    def _may_speak(self, client: socket.socket) -> bool:
+        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _SO_PEERCRED.size)
+        _, uid, _ = _SO_PEERCRED.unpack(raw)
+        if uid != 0:
+            log.warning("a process of uid %d is not served", uid)
+        return bool(uid == 0)
+
+    def _make_room(self) -> None:
+        """Let go of the oldest client that has not even asked, never of one that waits."""
+        if len(self._clients) >= MAX_CLIENTS:
+            silent = next((c for c in self._clients if c.waiting), None)
+            if silent is not None:
+                silent.close()
+
+    def _forget(self, connection: Connection) -> None:
+        self._clients.pop(connection, None)
+
+    def _received(self, connection: Connection, request: Request) -> None:
+        if request.kind == shim.KIND_OPERATOR:
+            close_descriptors(request)
+            self._operate(connection, request)
+        elif request.env.get(b"CNI_COMMAND") == b"STATUS":
+            close_descriptors(request)
+            connection.answer(self._status(request))
+        else:
+            arrived = time.monotonic()
+            self._worker.submit(lambda: self._call(connection, request, arrived))
+
+    def _call(self, connection: Connection, request: Request, arrived: float) -> None:
+        """Serve one call on the worker; an ADD nobody waits for any more is undone."""
+        env = {os.fsdecode(k): os.fsdecode(v) for k, v in request.env.items()}
+        try:
+            answer, undo = self._core.handle(
+                CallRequest(
+                    env=env,
+                    stdin=request.body,
+                    own_netns=request.own_netns,
+                    pod_netns=request.pod_netns,
+                    alive=connection.alive,
+                    arrived=arrived,
+                )
+            )
+        finally:
+            close_descriptors(request)
+        delivered = (undo is None or connection.alive()) and connection.answer(answer)
+        if undo is not None and not delivered:
+            log.warning("the caller of an ADD is gone before the answer: undone")
+            undo()
+
+    def _status(self, request: Request) -> Answer:
+        """CNI STATUS: never waits for the worker."""
+        env = {os.fsdecode(k): os.fsdecode(v) for k, v in request.env.items()}
+        version = cni.cni_version_of(request.body)
+        try:
+            cni.parse_call(env, request.body)
+            if text := self._problem():
+                raise NotAvailable("cni-hostport cannot serve ADD", text)
+        except HostPortError as error:
+            return failure(error, version)
+        return Answer()
+
+    def _operate(self, connection: Connection, request: Request) -> None:
+        try:
+            wish = json.loads(request.body)
+            operation = self._operations[wish["op"]]
+        except (ValueError, KeyError, TypeError):
+            connection.answer(Answer(2, b"", b"unknown operation\n"))
+            return
+        try:
+            connection.answer(operation(wish))
+        except Exception as error:
+            log.exception("operation failed")
+            connection.answer(Answer(1, b"", f"{type(error).__name__}: {error}\n".encode()))

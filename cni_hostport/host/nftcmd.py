@@ -1,0 +1,45 @@
+"""Tables, chains and rules as text through ``nft -f -``.
+
+Decides nothing about the text; makes nft's refusals readable. Rare: at the first
+mapping, at a repair, when conditions come. Elements go over netlink. Never runs
+``nft --check``, which waits for the kernel without need.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cni_hostport.errors import NetfilterFailed
+from cni_hostport.host import commands
+
+_VERSION = re.compile(r"nftables v(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+def load(text: str, timeout: float = 10.0) -> None:
+    """Apply a ruleset text in one transaction; ``timeout`` in seconds.
+
+    Raises NetfilterFailed (code 102) with nft's own words and nothing changed.
+    """
+    try:
+        result = commands.run(["nft", "-f", "-"], text, timeout)
+    except commands.CommandMissing as error:
+        raise NetfilterFailed(
+            "cannot run nft", f"{error.words}; install the package nftables"
+        ) from None
+    except commands.CommandTimeout as error:
+        raise NetfilterFailed("nft did not answer", error.words) from None
+    if result.rc:
+        raise NetfilterFailed("nft refused the rules", result.words or f"exit status {result.rc}")
+
+
+def version() -> tuple[int, int, int] | None:
+    """Version of the node's nft, None where there is none that says it."""
+    try:
+        result = commands.run(["nft", "--version"], None, 5.0)
+    except commands.CommandError:
+        return None
+    found = _VERSION.search(result.stdout)
+    if found is None:
+        return None
+    major, minor, patch = found.groups()
+    return int(major), int(minor), int(patch or 0)

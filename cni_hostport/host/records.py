@@ -1,0 +1,92 @@
+"""Records on disk: one JSON file an attachment, written whole or not at all.
+
+An ADD under way writes ``<key>.adding``; the rename to ``<key>.json`` just before
+the answer is what makes the attachment exist. After a crash a file still called
+``.adding`` was never answered and is dropped. Never interprets a record: bytes
+in, bytes out. A file that cannot be used is set aside, never deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_KEY = re.compile(r"[a-z2-7]{16}")
+
+
+class RecordStore:
+    """The folder of records, mode 0700. OSError passes through."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def folder(self) -> Path:
+        """Where the records lie."""
+        return self._folder
+
+    def prepare(self, key: str, content: bytes) -> None:
+        """Write the record of an ADD under way; not yet valid."""
+        temporary = self._path(key, "tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except OSError:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, self._path(key, "adding"))
+
+    def commit(self, key: str) -> None:
+        """Make the prepared record the valid one, in one step."""
+        os.rename(self._path(key, "adding"), self._path(key, "json"))
+
+    def discard(self, key: str) -> None:
+        """Drop a prepared record; fine if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(key, "adding"))
+
+    def delete(self, key: str) -> None:
+        """Drop a valid record; fine if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(key, "json"))
+
+    def load(self) -> Iterator[tuple[str, bytes]]:
+        """Every valid record (key, content); what is not one of ours is skipped."""
+        for name in sorted(os.listdir(self._folder)):
+            stem, dot, kind = name.partition(".")
+            if kind == "json" and dot and _KEY.fullmatch(stem):
+                try:
+                    yield stem, self._read(stem)
+                except OSError:
+                    self.set_aside(stem)
+
+    def unanswered(self) -> Iterator[tuple[str, bytes]]:
+        """ADDs that were under way when a helper died: (key, content)."""
+        for name in sorted(os.listdir(self._folder)):
+            stem, _, kind = name.partition(".")
+            if kind == "adding" and _KEY.fullmatch(stem):
+                with contextlib.suppress(OSError):
+                    yield stem, self._read(stem, kind)
+
+    def set_aside(self, key: str) -> Path:
+        """Keep an unusable record out of the way as ``<key>.damaged``."""
+        kept = self._path(key, "damaged")
+        os.rename(self._path(key, "json"), kept)
+        return kept
+
+    def _read(self, key: str, kind: str = "json") -> bytes:
+        descriptor = os.open(self._path(key, kind), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read()
+
+    def _path(self, key: str, kind: str) -> Path:
+        return self._folder / f"{key}.{kind}"

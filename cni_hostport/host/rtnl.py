@@ -1,0 +1,160 @@
+"""Links and routes on the path of every call: one small message each.
+
+Decides how a route, a link, its hairpin flag and its route_localnet setting are
+asked for and set over NETLINK_ROUTE (rtnetlink(7)). It must never dump a table:
+each request names one object, so its cost does not grow with the node. It
+speaks to the net namespace in which it was made. Whole lists of links and
+addresses are ``links.py``'s.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from dataclasses import dataclass
+
+from cni_hostport.host.nlsocket import NetlinkSocket
+from cni_hostport.model import IPAddress
+from cni_hostport.netfilter import nlwire
+
+_AF_BRIDGE = 7
+_GETLINK, _SETLINK, _GETROUTE = 18, 19, 26
+_IFF_UP = 1
+
+# if_link.h
+_IFNAME, _MASTER, _PROTINFO, _LINKINFO, _AF_SPEC, _EXT_MASK = 3, 10, 12, 18, 26, 29
+_SKIP_STATS = nlwire.attr(_EXT_MASK, struct.pack("=I", 1 << 3))
+_INFO_KIND, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA = 1, 4, 5
+_BRPORT_MODE = 4
+_INET_CONF = 1
+_ROUTE_LOCALNET = 26  # counted from 1 when set; the array that is read starts at 0
+
+# rtnetlink.h
+_RTA_DST, _RTA_OIF = 1, 4
+_UNICAST, _LOCAL = 1, 2
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
+
+_IFINFO = struct.Struct("=BxHiII")
+_RTMSG = struct.Struct("=BBBBBBBBI")
+_U32 = struct.Struct("=I")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link of this net namespace, as it was when asked.
+
+    ``kind`` is the driver's word (``bridge``, ``veth``; empty for hardware and
+    lo). ``master`` is the link number of the bridge (or other master) it is a
+    port of. ``hairpin`` is None unless it is a bridge port. ``route_localnet``
+    is None where the link has no IPv4.
+    """
+
+    index: int
+    name: str
+    kind: str
+    master: int | None
+    up: bool
+    hairpin: bool | None
+    route_localnet: bool | None
+
+
+class Rtnl:
+    """Single questions and changes over one socket; not for two threads at once."""
+
+    def __init__(self) -> None:
+        """Open it. Raises OSError."""
+        self._netlink = NetlinkSocket(socket.NETLINK_ROUTE)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._netlink.close()
+
+    def route_link(self, address: IPAddress) -> int | None:
+        """Number of the link that packets to ``address`` leave by; None: no route.
+
+        Raises OSError when the kernel does not answer.
+        """
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        body = _RTMSG.pack(family, address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0)
+        try:
+            answer = self._netlink.get(_GETROUTE, body + nlwire.attr(_RTA_DST, address.packed))
+        except OSError as error:
+            if error.errno in _NO_ROUTE:
+                return None
+            raise
+        # An unreachable IPv6 route answers like any other, by lo.
+        if _RTMSG.unpack_from(answer.body)[7] not in (_UNICAST, _LOCAL):
+            return None
+        found = nlwire.attribute_map(answer.body, _RTMSG.size).get(_RTA_OIF)
+        return None if found is None else int(_U32.unpack(found)[0])
+
+    def link(self, which: int | str) -> Link | None:
+        """The link of that number or name; None: there is none. Raises OSError."""
+        if isinstance(which, int):
+            body = _ifinfo(which)
+        else:
+            body = _ifinfo(0) + nlwire.attr(_IFNAME, nlwire.string(which))
+        try:
+            answer = self._netlink.get(_GETLINK, body + _SKIP_STATS)
+        except OSError as error:
+            # ERANGE, EINVAL: no link can have a name like this (too long, empty).
+            if error.errno in (errno.ENODEV, errno.ERANGE, errno.EINVAL):
+                return None
+            raise
+        return parse_link(answer.body)
+
+    def set_hairpin(self, index: int, on: bool) -> None:
+        """Whether a bridge port may send a frame back where it came from.
+
+        Raises OSError: ENODEV when the link is gone, another when it is no
+        bridge port.
+        """
+        mode = nlwire.nest(_PROTINFO, nlwire.attr(_BRPORT_MODE, bytes((on,))))
+        self._netlink.change(_SETLINK, _ifinfo(index, _AF_BRIDGE) + mode)
+
+    def set_route_localnet(self, index: int, on: bool) -> None:
+        """Whether 127.0.0.0/8 may be routed over that link (ip-sysctl, route_localnet).
+
+        By number over netlink, so neither a rename nor the mount of /proc
+        matters. Raises OSError: ENODEV when the link is gone.
+        """
+        value = nlwire.attr(_ROUTE_LOCALNET, _U32.pack(on))
+        conf = nlwire.nest(_AF_SPEC, nlwire.nest(socket.AF_INET, nlwire.nest(_INET_CONF, value)))
+        self._netlink.change(_SETLINK, _ifinfo(index) + conf)
+
+
+def _ifinfo(index: int, family: int = 0) -> bytes:
+    return _IFINFO.pack(family, 0, index, 0, 0)
+
+
+def parse_link(body: bytes) -> Link:
+    """Read the body of an RTM_NEWLINK message."""
+    _, _, index, flags, _ = _IFINFO.unpack_from(body)
+    found = nlwire.attribute_map(body, _IFINFO.size)
+    info = nlwire.attribute_map(found.get(_LINKINFO, b""))
+    master = found.get(_MASTER)
+    return Link(
+        index=index,
+        name=nlwire.text(found.get(_IFNAME, b"")),
+        kind=nlwire.text(info.get(_INFO_KIND, b"")),
+        master=None if master is None else int(_U32.unpack(master)[0]),
+        up=bool(flags & _IFF_UP),
+        hairpin=_hairpin(info),
+        route_localnet=_route_localnet(found.get(_AF_SPEC, b"")),
+    )
+
+
+def _hairpin(info: dict[int, bytes]) -> bool | None:
+    if nlwire.text(info.get(_INFO_SLAVE_KIND, b"")) != "bridge":
+        return None
+    mode = nlwire.attribute_map(info.get(_INFO_SLAVE_DATA, b"")).get(_BRPORT_MODE)
+    return None if mode is None else mode != b"\0"
+
+
+def _route_localnet(af_spec: bytes) -> bool | None:
+    inet = nlwire.attribute_map(af_spec).get(socket.AF_INET, b"")
+    conf = nlwire.attribute_map(inet).get(_INET_CONF, b"")
+    if len(conf) < _ROUTE_LOCALNET * _U32.size:
+        return None
+    return bool(_U32.unpack_from(conf, (_ROUTE_LOCALNET - 1) * _U32.size)[0])

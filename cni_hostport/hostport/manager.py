@@ -1,0 +1,367 @@
+"""The host-port manager: what ADD, DEL, CHECK and GC mean on this node.
+
+Decides the order of effects and how each is undone. ADD is all or nothing:
+sockets, then the record, then one netfilter transaction, then stale UDP flows.
+DEL is by the record alone. Never touches the machine itself: sockets, rules,
+records and links come in as objects, and every method runs under the caller's
+one lock.
+
+``add`` and ``remove`` are the interface of Kubernetes' hostport manager;
+``attach`` and ``detach`` are the same with everything CNI knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+
+from cni_hostport.errors import HostPortError, InvalidConfig, IOFailure, PortInUse
+from cni_hostport.hostport import answering
+from cni_hostport.hostport.backend import Backend
+from cni_hostport.hostport.holds import Holds, Opener
+from cni_hostport.hostport.links import LinkKeeper
+from cni_hostport.hostport.machine import Machine, Store
+from cni_hostport.hostport.node import NodeView, PodLink
+from cni_hostport.hostport.placed import Placed
+from cni_hostport.hostport.podports import PodPortMapping, attachment_of_pod
+from cni_hostport.hostport.record import Record, link_record
+from cni_hostport.hostport.registry import Registry
+from cni_hostport.model import Attachment, Family, HostPort, Protocol, ReservePorts, family_of
+
+log = logging.getLogger(__name__)
+
+
+class HostPortManager:
+    """Attachments of one node, with their sockets, rules and records."""
+
+    def __init__(
+        self,
+        opener: Opener,
+        backends: Mapping[str, Backend],
+        machine: Machine,
+        store: Store,
+        families: Iterable[Family] = Family,
+    ) -> None:
+        self.registry = Registry()
+        self.holds = Holds(opener)
+        self.backends = dict(backends)
+        self._machine = machine
+        self._links = LinkKeeper(machine, self.registry)
+        self._store = store
+        self._families = frozenset(families)
+        self._node = NodeView()
+
+    # hostport_manager.go's interface
+
+    def add(self, id: str, pod: PodPortMapping, nat_interface: str = "") -> None:
+        """Map a pod's host ports; nothing is done for a pod on the host network.
+
+        Raises InvalidConfig for a pod IP that is missing or of a family this
+        manager does not serve, PortInUse when a port is taken.
+        """
+        attachment = attachment_of_pod(id, pod, nat_interface)
+        if attachment is None:
+            return
+        wanted = {family_of(a) for a in attachment.addresses}
+        if not wanted <= self._families:
+            raise InvalidConfig(
+                f"pod {attachment.pod}: address family mismatch",
+                f"pod address {attachment.addresses[0].ip}, manager serves "
+                + ", ".join(f"IPv{int(f)}" for f in sorted(self._families)),
+            )
+        self.attach(attachment)
+
+    def remove(self, id: str, pod: PodPortMapping | None = None) -> None:
+        """Take back what ``add`` did for that id; fine if there is nothing."""
+        if pod is not None and pod.host_network:
+            return
+        for record in self.registry:
+            if record.attachment.identity.container_id == id:
+                self.detach(record.key)
+
+    # CNI's verbs
+
+    def attach(
+        self,
+        attachment: Attachment,
+        *,
+        backend: str = "nftables",
+        netns_cookie: int | None = None,
+        must_be_local: bool = False,
+    ) -> bool:
+        """Make the attachment's host ports work; all or nothing.
+
+        Returns False if everything was so already. Raises PortInUse (101),
+        InvalidConfig (7), NetfilterFailed (102), TryAgain (11), IOFailure (5).
+        """
+        existing = self.registry.get(attachment.key)
+        if not attachment.claims():
+            if existing is not None:
+                self.detach(attachment.key)
+            return existing is not None
+        if existing is not None and _same_content(existing, attachment, backend, netns_cookie):
+            return False
+        node = self.follow_addresses()
+        answering.check_host_ips(attachment, node, must_be_local=must_be_local)
+        self._settle_conflicts(attachment)
+        with ExitStack() as undo:
+            record = self._reserve(attachment, backend, netns_cookie, existing, undo)
+            self._program(record, existing, undo)
+            self._drop_stale_flows(record, existing)
+            try:
+                self._store.commit(record.key)
+            except OSError as error:
+                raise IOFailure("cannot write the record", str(error.strerror)) from error
+            undo.pop_all()
+        self.registry.put(record)
+        if existing is not None:
+            self._links.release(existing, keep=record)
+        return True
+
+    def detach(self, key: str) -> bool:
+        """Take an attachment away by its record; False if there is none.
+
+        Raises NetfilterFailed or TryAgain when its rules cannot be removed; the
+        record then stays, so that it can be tried again.
+        """
+        record = self.registry.get(key)
+        if record is None:
+            return False
+        self.backends[record.backend].place({key: None}, self._node)
+        had_udp = any(c.protocol is Protocol.UDP for c in record.attachment.claims())
+        if had_udp and not self.registry.shares_address(record):
+            self._quietly_drop_from(record)
+        self._links.release(record)
+        self.holds.release(key)
+        self._store.delete(key)
+        self.registry.drop(key)
+        return True
+
+    def check(self, attachment: Attachment) -> list[str]:
+        """Names everything that is not as ADD left it; changes nothing."""
+        record = self.registry.get(attachment.key)
+        if record is None:
+            return ["record of the attachment"] if attachment.claims() else []
+        missing = self.check_record(record)
+        if set(record.attachment.claims()) != set(attachment.claims()):
+            missing.append("mappings of the record (they are not the configuration's)")
+        return missing
+
+    def check_record(self, record: Record) -> list[str]:
+        """Sockets, rules and sysctl of one record, by name, where they miss."""
+        missing = []
+        if record.attachment.options.reserve_ports is ReservePorts.REQUIRE:
+            wanted = answering.planned_holds(record.attachment, self._machine.node())
+            held = self.holds.held(record.key) | self.holds.waiting(record.key)
+            missing = [f"socket that holds {p}" for p in wanted if p not in held]
+        missing += self.backends[record.backend].check(record.key)
+        return missing + self._links.check(record)
+
+    def gc(self, network: str, valid: Iterable[tuple[str, str]]) -> list[HostPortError]:
+        """Remove attachments of the network that are not among the valid ones.
+
+        ``valid``: (container ID, interface name). Errors are collected; one that
+        fails keeps its record and the others still go.
+        """
+        alive = frozenset(valid)
+        errors: list[HostPortError] = []
+        for record in self.registry.of_network(network):
+            identity = record.attachment.identity
+            if (identity.container_id, identity.ifname) in alive:
+                continue
+            try:
+                self.detach(record.key)
+            except HostPortError as error:
+                errors.append(error)
+        return errors
+
+    def dead(self) -> list[Record]:
+        """Attachments whose network namespace is gone."""
+        return [r for r in self.registry if self._is_gone(r)]
+
+    # steps
+
+    def _settle_conflicts(self, attachment: Attachment) -> None:
+        for wanted, _, owner in self.registry.conflicts(attachment):
+            if self.registry.get(owner.key) is None:
+                continue
+            if not self._is_gone(owner):
+                raise PortInUse(
+                    f"host port {wanted} is in use by {owner.attachment.describe()}",
+                    "delete that pod, choose another hostPort or a hostIP of its own",
+                )
+            log.warning(
+                "taking port %s from %s: its network namespace is gone",
+                wanted,
+                owner.attachment.describe(),
+            )
+            self.detach(owner.key)
+
+    def _is_gone(self, record: Record) -> bool:
+        state = self._machine.netns_state(record.attachment.netns, record.netns_cookie)
+        return state == "gone"
+
+    def _reserve(
+        self,
+        attachment: Attachment,
+        backend: str,
+        cookie: int | None,
+        existing: Record | None,
+        undo: ExitStack,
+    ) -> Record:
+        """Sockets, then the record of what is about to be done."""
+        key, options = attachment.key, attachment.options
+        before = self.holds.held(key) | self.holds.waiting(key)
+        self.holds.resync(
+            key,
+            answering.planned_holds(attachment, self._node),
+            options.reserve_ports,
+            answering.needs_loopback_scan(attachment, self._node),
+        )
+        undo.callback(self.holds.resync, key, before, ReservePorts.TRY)
+        link = self._machine.pod_link(attachment)
+        record = Record(
+            attachment=attachment,
+            backend="iptables" if backend == "iptables" else "nftables",
+            created=self._machine.now(),
+            netns_cookie=cookie,
+            link=link_record(link),
+        )
+        record = self._links.plan(record, existing, self._node)
+        try:
+            self._store.prepare(key, record.model_dump_json().encode())
+        except OSError as error:
+            raise IOFailure("cannot write the record", str(error.strerror)) from error
+        undo.callback(self._store.discard, key)
+        return record
+
+    def _program(self, record: Record, existing: Record | None, undo: ExitStack) -> None:
+        self._links.use(record)
+        undo.callback(self._links.release, record, keep=existing)
+        backend = self.backends[record.backend]
+        old = self.backends[existing.backend] if existing is not None else backend
+        backend.place({record.key: self.placed(record)}, self._node)
+        if old is not backend:
+            old.place({record.key: None}, self._node)
+
+    def placed(self, record: Record) -> Placed:
+        """The record as backends plan from it."""
+        return Placed(record.attachment, record.pod_link(), self.holds.held(record.key))
+
+    def _drop_stale_flows(self, record: Record, existing: Record | None) -> None:
+        targets = answering.flow_targets(record.attachment, self._node)
+        if not targets:
+            return
+        try:
+            self._machine.drop_udp_to(targets)
+            if existing is not None and existing.attachment.addresses != (
+                record.attachment.addresses
+            ):
+                self._machine.drop_udp_from(a.ip for a in existing.attachment.addresses)
+        except OSError as error:
+            log.warning("stale UDP flows of %s stay: %s", record.attachment.describe(), error)
+
+    def _quietly_drop_from(self, record: Record) -> None:
+        try:
+            self._machine.drop_udp_from(a.ip for a in record.attachment.addresses)
+        except OSError as error:
+            log.warning("UDP flows of %s stay: %s", record.attachment.describe(), error)
+
+    # following the node
+
+    def follow_addresses(self) -> NodeView:
+        """Take in the node's present addresses and follow where they matter."""
+        node = self._machine.node()
+        if node == self._node:
+            return node
+        before, self._node = self._node, node
+        try:
+            self._follow_all(before, node)
+        except BaseException:
+            self._node = before  # so that the next call follows again
+            raise
+        return node
+
+    def _follow_all(self, before: NodeView, node: NodeView) -> None:
+        for backend in self.backends.values():
+            backend.set_node(node)
+        for record in self.registry:
+            attachment = record.attachment
+            if answering.depends_on_addresses(attachment) or _exclusion_changed(
+                attachment, before, node
+            ):
+                self._follow(record)
+
+    def _follow(self, record: Record) -> None:
+        options = record.attachment.options
+        policy = options.reserve_ports
+        if policy is ReservePorts.REQUIRE:
+            policy = ReservePorts.TRY
+        self.holds.resync(
+            record.key, answering.planned_holds(record.attachment, self._node), policy
+        )
+        backend = self.backends[record.backend]
+        backend.place({record.key: self.placed(record)}, self._node)
+
+    def retry_waiting(self) -> dict[str, frozenset[HostPort]]:
+        """Try to hold what could not be held at ADD; returns what was gained."""
+        gained = {}
+        for key in self.holds.keys():  # noqa: SIM118
+            if self.holds.waiting(key) and (ports := self.holds.retry(key)):
+                gained[key] = ports
+                record = self.registry.get(key)
+                if record is not None:
+                    self.backends[record.backend].place({key: self.placed(record)}, self._node)
+        return gained
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """Take records over at start: sockets re-opened, rules only remembered.
+
+        A socket inherited from an earlier helper is kept (``holds.adopt``
+        before this). The caller then runs each backend's ``repair``.
+        """
+        self._node = self._machine.node()
+        by_backend: dict[str, dict[str, Placed | None]] = {name: {} for name in self.backends}
+        for record in records:
+            self.registry.put(record)
+            policy = record.attachment.options.reserve_ports
+            if policy is not ReservePorts.NO:
+                wanted = answering.planned_holds(record.attachment, self._node)
+                self.holds.resync(record.key, wanted, ReservePorts.TRY)
+            by_backend[record.backend][record.key] = self.placed(record)
+        for name, changes in by_backend.items():
+            self.backends[name].assume(changes, self._node)
+
+    def undo_unanswered(self, record: Record) -> None:
+        """Put back what an ADD did that a crash cut off; its rules go by repair."""
+        self._links.release(record)
+
+    def refresh_links(self) -> list[str]:
+        """Sysctls and hairpin flags put right; says what was not."""
+        return self._links.refresh()
+
+
+def _same_content(
+    existing: Record, attachment: Attachment, backend: str, cookie: int | None
+) -> bool:
+    return (
+        existing.attachment == attachment
+        and existing.backend == backend
+        and existing.netns_cookie == cookie
+    )
+
+
+def _exclusion_changed(attachment: Attachment, before: NodeView, after: NodeView) -> bool:
+    options = attachment.options
+    return any(
+        answering.excluded_present(f, options, before)
+        != answering.excluded_present(f, options, after)
+        for f in attachment.families()
+    ) or (
+        any(answering.excluded_present(f, options, after) for f in attachment.families())
+        and before.addresses != after.addresses
+    )
+
+
+__all__ = ["HostPortManager", "PodLink", "PodPortMapping"]

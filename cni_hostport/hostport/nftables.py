@@ -1,0 +1,298 @@
+"""The nftables backend: keeps the kernel's two tables equal to what is wanted.
+
+Decides which elements go into which transaction; the bytes and the process
+runs are ``host/``'s. One owner is an attachment's key, or ``NODE`` for the
+node's own address sets; an element several owners want is in the kernel once,
+under the first owner's comment, and leaves with the last.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from cni_hostport.errors import NetfilterFailed
+from cni_hostport.hostport.backend import Repair
+from cni_hostport.hostport.nftplan import attachment_elements, node_elements
+from cni_hostport.hostport.node import NodeView
+from cni_hostport.hostport.placed import Placed
+from cni_hostport.model import Family
+from cni_hostport.netfilter import nftrules
+from cni_hostport.netfilter.elements import Element, describe
+
+log = logging.getLogger(__name__)
+
+NODE = "node"
+Lookup = tuple[Family, str, bytes]
+Snapshot = tuple[Any, ...]
+
+
+class Tables(Protocol):
+    """What this backend needs of the kernel (``host/nfnetlink.py`` has it)."""
+
+    def apply(self, add: Sequence[Element], delete: Sequence[Element]) -> None: ...
+    def get(self, elements: Sequence[Element]) -> list[Element | None]: ...
+    def dump(self, family: Family, set_name: str) -> list[Element]: ...
+    def rules(self, family: Family) -> Sequence[Any]: ...
+    def chains(self, family: Family) -> Sequence[Any]: ...
+    def has_table(self, family: Family) -> bool: ...
+    def delete_tables(self) -> None: ...
+
+
+class NftablesBackend:
+    """Wanted elements by owner, and the transactions that make them true.
+
+    Not thread-safe: every method runs under the helper's one lock.
+    """
+
+    name = "nftables"
+
+    def __init__(self, tables: Tables, load: Callable[[str], None]) -> None:
+        self._tables = tables
+        self._load = load
+        self._wanted: dict[Lookup, dict[str, Element]] = {}
+        self._by_owner: dict[str, tuple[Element, ...]] = {}
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def installed(self) -> bool:
+        """Whether our tables are believed to be in the kernel."""
+        return self._snapshot is not None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any attachment wants something."""
+        return any(owner != NODE for owner in self._by_owner)
+
+    def elements_of(self, owner: str) -> tuple[Element, ...]:
+        """What the owner wants at present."""
+        return self._by_owner.get(owner, ())
+
+    def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
+        """Remember what attachments want without touching the kernel (start-up)."""
+        self._assume({NODE: node_elements(node, NODE), **_planned(changes, node)})
+
+    def place(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
+        """Make each attachment's elements what it now wants, in one transaction.
+
+        Raises NetfilterFailed (code 102) with nothing changed.
+        """
+        self._apply(_planned(changes, node))
+
+    def set_node(self, node: NodeView) -> None:
+        """Follow the node's addresses: which are answered, which are excluded."""
+        self._apply({NODE: node_elements(node, NODE)})
+
+    def _assume(self, changes: Mapping[str, Iterable[Element]]) -> None:
+        for owner, elements in changes.items():
+            self._set(owner, tuple(elements))
+
+    def _apply(self, changes: Mapping[str, Iterable[Element]]) -> None:
+        """Make each owner's elements exactly these, in one transaction.
+
+        Raises NetfilterFailed (code 102) with nothing changed.
+        """
+        before = {owner: self._by_owner.get(owner, ()) for owner in changes}
+        old = self._kernel_view(changes, before)
+        self._assume(changes)
+        new = self._kernel_view(changes, before)
+        add, delete = _difference(old, new)
+        if not add and not delete:
+            return
+        if not self.in_use and not self.installed:
+            return
+        try:
+            self._commit(add, delete, before)
+        except NetfilterFailed:
+            self._assume(before)
+            raise
+
+    def _commit(
+        self,
+        add: Sequence[Element],
+        delete: Sequence[Element],
+        before: Mapping[str, tuple[Element, ...]],
+    ) -> None:
+        if self.installed:
+            try:
+                self._tables.apply(add, delete)
+                return
+            except OSError as error:
+                # our tables or elements are not as we left them: mend, then once more
+                log.warning("transaction refused (%s), mending tables first", error)
+        try:
+            self.repair()
+        except OSError as error:
+            self._assume(before)
+            self._try_repair()
+            raise self._failed(error) from error
+
+    def _try_repair(self) -> None:
+        try:
+            self.repair()
+        except (OSError, NetfilterFailed) as error:
+            log.error("netfilter cannot be brought back: %s", error)
+
+    def _failed(self, error: OSError) -> NetfilterFailed:
+        return NetfilterFailed(
+            "nftables refused the change",
+            f"{error}; see 'nft list table ip {nftrules.TABLE}'",
+        )
+
+    def repair(self) -> Repair:
+        """Compare kernel and wish, and make the kernel follow.
+
+        Raises OSError or NetfilterFailed when the kernel refuses.
+        """
+        report = Repair()
+        if not self.in_use:
+            self.retire()
+            return report
+        current = self._look()
+        if current is None or current != self._snapshot:
+            fresh = self._snapshot is None
+            if not fresh:
+                report.tables = [f"{nftrules.nft_family(f)} {nftrules.TABLE}" for f in Family]
+            self._install()
+        self._repair_elements(report)
+        return report
+
+    def _install(self) -> None:
+        try:
+            self._load(nftrules.tables_text())
+        except NetfilterFailed:
+            # somebody made a set or chain of our name with another type
+            self._load(nftrules.fresh_tables_text())
+        self._snapshot = self._look()
+
+    def _look(self) -> Snapshot | None:
+        """Chains and rules of both tables, comparable; None where one is absent."""
+        if not all(self._tables.has_table(f) for f in Family):
+            return None
+        try:
+            return tuple(
+                (
+                    f,
+                    tuple(sorted((r.chain, n, r.expressions) for n, r in _numbered(rules))),
+                    tuple(sorted((c.name, c.type, c.hook, c.priority, c.policy) for c in chains)),
+                )
+                for f in Family
+                for rules, chains in [(self._tables.rules(f), self._tables.chains(f))]
+            )
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return None
+
+    def _repair_elements(self, report: Repair) -> None:
+        add: list[Element] = []
+        delete: list[Element] = []
+        wanted: dict[tuple[Family, str], dict[bytes, dict[str, Element]]] = {}
+        for (family, name, key), owners in self._wanted.items():
+            wanted.setdefault((family, name), {})[key] = owners
+        for family in Family:
+            for name in nftrules.SETS:
+                mine = dict(wanted.get((family, name), {}))
+                for found in self._tables.dump(family, name):
+                    have = mine.get(found.key)
+                    if have is not None and _same(found, have):
+                        del mine[found.key]
+                    else:
+                        delete.append(found)
+                add.extend(next(iter(owners.values())) for owners in mine.values())
+        if add or delete:
+            self._tables.apply(add, delete)
+        report.missing, report.foreign = len(add), len(delete)
+        report.examples = [describe(e) for e in [*add[:1], *delete[:1]]]
+
+    def check(self, owner: str) -> list[str]:
+        """Names what the owner misses in the kernel; changes nothing."""
+        elements = self._by_owner.get(owner, ())
+        if not elements:
+            return []
+        current = self._look()
+        if current is None:
+            return [f"table {nftrules.TABLE}"]
+        missing = []
+        if self._snapshot is not None and current != self._snapshot:
+            missing.append(f"rules of table {nftrules.TABLE} (changed by somebody)")
+        try:
+            found = self._tables.get(elements)
+        except OSError as error:
+            return [*missing, f"elements of table {nftrules.TABLE} ({error})"]
+        for element, there in zip(elements, found, strict=True):
+            if there is None:
+                missing.append(f"element {describe(element)}")
+            elif not _same(there, self._wanted[element.place]):
+                missing.append(f"element {describe(element)} (found {describe(there)})")
+        return missing
+
+    def retire(self) -> bool:
+        """Remove our tables if no attachment needs them; True if something went."""
+        if self.in_use:
+            return False
+        there = any(self._tables.has_table(f) for f in Family)
+        if there:
+            self._tables.delete_tables()
+        self._snapshot = None
+        return there
+
+    def _set(self, owner: str, elements: tuple[Element, ...]) -> None:
+        for element in self._by_owner.pop(owner, ()):
+            owners = self._wanted.get(element.place)
+            if owners is not None:
+                owners.pop(owner, None)
+                if not owners:
+                    del self._wanted[element.place]
+        if elements:
+            self._by_owner[owner] = elements
+        for element in elements:
+            self._wanted.setdefault(element.place, {})[owner] = element
+
+    def _kernel_view(
+        self, changes: Mapping[str, Iterable[Element]], before: Mapping[str, tuple[Element, ...]]
+    ) -> dict[Lookup, Element]:
+        """What the kernel should hold now for every lookup the change touches."""
+        view: dict[Lookup, Element] = {}
+        for owner, elements in changes.items():
+            for element in (*before[owner], *elements):
+                key = element.place
+                owners = self._wanted.get(key)
+                if owners:
+                    view[key] = next(iter(owners.values()))
+        return view
+
+
+def _planned(
+    changes: Mapping[str, Placed | None], node: NodeView
+) -> dict[str, tuple[Element, ...]]:
+    return {k: attachment_elements(p, node) if p else () for k, p in changes.items()}
+
+
+def _numbered(rules: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Rules with their place inside their own chain: order is meaning."""
+    seen: dict[str, int] = {}
+    out = []
+    for rule in rules:
+        seen[rule.chain] = seen.get(rule.chain, -1) + 1
+        out.append((seen[rule.chain], rule))
+    return out
+
+
+def _difference(
+    old: Mapping[Lookup, Element], new: Mapping[Lookup, Element]
+) -> tuple[list[Element], list[Element]]:
+    delete = [e for k, e in old.items() if new.get(k) != e]
+    add = [e for k, e in new.items() if old.get(k) != e]
+    return add, delete
+
+
+def _same(found: Element, owners: Mapping[str, Element]) -> bool:
+    wanted = next(iter(owners.values()))
+    return (
+        found.data == wanted.data
+        and found.key_end == wanted.key_end
+        and (found.comment in owners or found.comment == wanted.comment)
+    )

@@ -1,0 +1,118 @@
+"""Elements of the nftables maps and sets that one attachment wants: pure.
+
+``plan(existing, wanted)`` is a set difference: the same function feeds ADD, DEL,
+CHECK, repair and the follow-up of an address change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cni_hostport.hostport.answering import answered_addresses, is_answered, is_listed
+from cni_hostport.hostport.node import NodeView
+from cni_hostport.hostport.placed import Placed
+from cni_hostport.model import (
+    DEFAULT_EXCLUDED_LINKS,
+    Family,
+    HostPort,
+    IPInterface,
+    Options,
+    Protocol,
+    family_of,
+)
+from cni_hostport.netfilter import elements as nft
+from cni_hostport.netfilter import nftrules as rules
+from cni_hostport.netfilter.elements import Element
+
+
+def attachment_elements(placed: Placed, node: NodeView) -> tuple[Element, ...]:
+    """Everything the attachment owns or shares in the two tables."""
+    attachment = placed.attachment
+    out: dict[Element, None] = {}
+    families: set[Family] = set()
+    for mapping in attachment.mappings:
+        for family in attachment.families():
+            pod = attachment.address(family)
+            if pod is None or not mapping.applies_to(family):
+                continue
+            claim = HostPort(
+                family=family,
+                address=mapping.specific,
+                port=mapping.host_port,
+                protocol=mapping.protocol,
+            )
+            data = nft.target(pod.ip, mapping.container_port)
+            out.update(dict.fromkeys(_port_elements(claim, data, placed, node)))
+            families.add(family)
+    for family in sorted(families):
+        pod = attachment.address(family)
+        if pod is not None:
+            out.update(dict.fromkeys(_masquerade_elements(pod, placed)))
+    out.update(dict.fromkeys(_held_elements(placed)))
+    return tuple(out)
+
+
+def _port_elements(
+    claim: HostPort, data: bytes, placed: Placed, node: NodeView
+) -> Iterator[Element]:
+    options, key, family = placed.attachment.options, placed.key, claim.family
+    if claim.address is None and not is_listed(options, claim.port):
+        yield Element(family, rules.PORTS, nft.port_key(claim.protocol, claim.port), data, key)
+        return
+    if claim.address is None:
+        addresses = answered_addresses(family, options, node)
+    else:
+        addresses = (claim.address,) if is_answered(claim.address, options, node) else ()
+    usual = _usually_answered(family, node)
+    for address in addresses:
+        lookup = nft.addr_port_key(address, claim.protocol, claim.port)
+        yield Element(family, rules.HOSTIP_PORTS, lookup, data, key)
+        if address not in usual and not address.is_loopback:
+            # answered by this attachment's own options only: masquerade must know it too
+            yield Element(family, rules.ANSWERING, nft.addr_key(address), None, key)
+
+
+def _masquerade_elements(pod: IPInterface, placed: Placed) -> Iterator[Element]:
+    options, key, family = placed.attachment.options, placed.key, family_of(pod)
+    if not options.snat:
+        return
+    if options.masq_all:
+        yield Element(family, rules.MASQ_ALL, nft.addr_key(pod.ip), None, key)
+        return
+    yield Element(family, rules.SNAT, nft.addr_key(pod.ip), None, key)
+    yield Element(family, rules.HAIRPINS, nft.pair_key(pod.ip, pod.ip), None, key)
+    # only on a bridge do neighbours answer each other past the node
+    if placed.link.is_bridge and pod.network.prefixlen < pod.max_prefixlen:
+        low, high = nft.link_net_key(placed.link.name, pod.network)
+        yield Element(family, rules.NEIGHBOURS, low, None, key, high)
+
+
+def _held_elements(placed: Placed) -> Iterator[Element]:
+    for held in sorted(placed.held, key=str):
+        if held.protocol is not Protocol.UDP:
+            continue
+        if held.address is None:
+            lookup = nft.service_key(held.port)
+            yield Element(held.family, rules.HELD_UDP, lookup, None, placed.key)
+        else:
+            lookup = nft.addr_service_key(held.address, held.port)
+            yield Element(held.family, rules.HELD_UDP_ADDRESSES, lookup, None, placed.key)
+
+
+def _usually_answered(family: Family, node: NodeView) -> frozenset[object]:
+    return frozenset(answered_addresses(family, Options(), node))
+
+
+def node_elements(node: NodeView, comment: str) -> tuple[Element, ...]:
+    """The node's own share: which addresses host ports answer on, which never."""
+    out: list[Element] = []
+    for family in Family:
+        for address in answered_addresses(family, Options(), node):
+            if not address.is_loopback or family is Family.V6:
+                out.append(Element(family, rules.ANSWERING, nft.addr_key(address), None, comment))
+        excluded = dict.fromkeys(node.on_links(family, DEFAULT_EXCLUDED_LINKS))
+        out.extend(
+            Element(family, rules.EXCLUDED, nft.addr_key(address), None, comment)
+            for address in excluded
+        )
+    return tuple(out)

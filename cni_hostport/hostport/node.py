@@ -1,0 +1,65 @@
+"""What the node looks like to a decision: its addresses and links, frozen.
+
+A view is made by ``host/`` and handed in; nothing here asks the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cni_hostport.model import Family, IPAddress, family_of
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """One local address and the link that carries it."""
+
+    address: IPAddress
+    link: str
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """Every local address of the node but IPv6 link-local ones.
+
+    fe80::/10 is left out on purpose: each pod's veth brings one, nothing can be
+    held on it without a zone, and the rules name the prefix itself.
+    """
+
+    addresses: frozenset[NodeAddress] = frozenset()
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[IPAddress, str]]) -> NodeView:
+        """Build a view from (address, link name) pairs."""
+        return cls(frozenset(NodeAddress(a, link) for a, link in pairs))
+
+    @cached_property
+    def _by_family(self) -> dict[Family, tuple[NodeAddress, ...]]:
+        ordered = sorted(self.addresses, key=lambda a: (a.address.version, int(a.address)))
+        return {f: tuple(a for a in ordered if family_of(a.address) is f) for f in Family}
+
+    def of_family(self, family: Family) -> tuple[NodeAddress, ...]:
+        """Addresses of one family, in numeric order."""
+        return self._by_family[family]
+
+    def links_of(self, address: IPAddress) -> tuple[str, ...]:
+        """Links that carry the address; empty if it is not local."""
+        return tuple(a.link for a in self.of_family(family_of(address)) if a.address == address)
+
+    def on_links(self, family: Family, links: Iterable[str]) -> tuple[IPAddress, ...]:
+        """Addresses of the family that sit on one of the named links."""
+        names = frozenset(links)
+        return tuple(a.address for a in self.of_family(family) if a.link in names)
+
+
+@dataclass(frozen=True, slots=True)
+class PodLink:
+    """The node-side link that leads to the pod; ``name`` empty if none was found."""
+
+    name: str = ""
+    index: int = 0
+    is_bridge: bool = False
+    ports: tuple[tuple[int, str], ...] = field(default=())
+    """(ifindex, name) of the pod's own ports on that bridge."""

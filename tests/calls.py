@@ -1,0 +1,86 @@
+"""Running plugin calls as a runtime does, for tests."""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SHIM = (sys.executable, "-I", "-S", f"{ROOT}/cni_hostport/shim.py")
+PROGRAM = (sys.executable, "-I", f"{ROOT}/tests/standin_program.py")
+CONF = {"cniVersion": "1.0.0", "name": "net", "type": "cni-hostport"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: bytes
+    err: bytes
+    seconds: float
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+def cni_env(run_dir, command, **more):
+    env = {
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": "ctr-1",
+        "CNI_NETNS": "/proc/self/ns/net",
+        "CNI_IFNAME": "eth0",
+        "CNI_PATH": "/opt/cni/bin",
+        "CNI_HOSTPORT_RUN_DIR": os.fsdecode(run_dir),
+        "PATH": "/usr/sbin:/usr/bin",
+    }
+    return {k: v for k, v in (env | more).items() if v is not None}
+
+
+def call(run_dir, command, stdin=None, argv=SHIM, env=None, timeout=60, **popen):
+    """One call; ``stdin`` defaults to a small configuration, ``env`` adds and (None) removes."""
+    data = json.dumps(CONF).encode() if stdin is None else stdin
+    start = time.monotonic()
+    done = subprocess.run(
+        argv,
+        input=data,
+        env=cni_env(run_dir, command, **(env or {})),
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+        **popen,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
+
+
+def body_of(outcome):
+    return base64.b64decode(outcome.json["body"])
+
+
+@contextlib.contextmanager
+def run_directory():
+    """A short private run directory; ends every stand-in that was started for it."""
+    path = tempfile.mkdtemp(prefix="chp-", dir="/tmp")
+    try:
+        yield path
+    finally:
+        for pid in started(path):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"helper" in file.read().split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def started(run_dir):
+    """Pids of the stand-ins that were started for a run directory, in order."""
+    try:
+        with open(f"{run_dir}/starts") as file:
+            return [int(line) for line in file]
+    except FileNotFoundError:
+        return []

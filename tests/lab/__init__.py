@@ -1,0 +1,1 @@
+"""Real nodes in namespaces, and what the bundle must do on them."""

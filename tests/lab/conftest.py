@@ -1,0 +1,44 @@
+"""Fixtures of the lab: a backend, a stage, and the bundle that must be there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lab.stage import BUNDLE, TYPE, Backend, Stage  # noqa: E402
+
+BACKENDS = os.environ.get("LAB_BACKENDS", "nftables").split(",")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here is a lab test: it needs root and the bundle."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.lab)
+            if os.geteuid() != 0:
+                item.add_marker(pytest.mark.skip(reason="the lab needs root"))
+            elif not BUNDLE.exists() and TYPE == BUNDLE.name:
+                item.add_marker(pytest.mark.skip(reason=f"no bundle at {BUNDLE}: run ./build.sh"))
+
+
+@pytest.fixture(params=BACKENDS, scope="module")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """The backend under test; LAB_BACKENDS names others than the default."""
+    return Backend.parse(request.param)
+
+
+@pytest.fixture
+def stage(backend: Backend) -> Iterator[Stage]:
+    """A fresh node for one test; bridged packets pass the IP hooks, as on a Kubernetes node."""
+    made = Stage(backend)
+    try:
+        yield made
+    finally:
+        made.close()
