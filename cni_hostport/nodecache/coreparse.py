@@ -138,3 +138,12 @@ def _body(stream: list[Word], opened: int) -> tuple[Directive, ...]:
             args.append(following.text)
         found.append(Directive(word.text, tuple(args), line, body))
     raise CorefileError(f"line {opened}: a brace is not closed")
+
+
+def zone_of(key: str) -> str:
+    """The zone that a block's key names, "." for a network in CIDR form or none."""
+    bare = key.partition("://")[2] or key
+    zone, colon, port = bare.rpartition(":")
+    if not (colon and port.isdigit()):
+        zone = bare
+    return zone if zone and "/" not in zone and not zone.startswith("(") else "."

@@ -29,7 +29,6 @@ SETUP_ORDER = ("filter", "raw")
 TEARDOWN_ORDER = ("raw", "filter")
 CHAINS = (("raw", "PREROUTING"), ("raw", "OUTPUT"), ("filter", "INPUT"), ("filter", "OUTPUT"))
 _FINAL = frozenset({"ACCEPT", "DROP", "REJECT", "QUEUE", "NFQUEUE", "RETURN", "TPROXY"})
-# Options that we can compare with our packets; any other may or may not match them.
 _MAX_DEPTH = 8
 
 
@@ -145,26 +144,26 @@ def _plan_chain(
         why = "stale"
     elif len(present) > len(top_down):
         why = "doubled"
-    elif present != top_down or _shadowed(table, chain, wanted):
+    elif present != top_down or _shadowed(table, chain):
         why = "misplaced"
     else:
         return None
     return ChainRepair(table.name, chain, why, tuple(rule.args for rule in ours), wanted)
 
 
-def _shadowed(table: Table, chain: str, wanted: tuple[tuple[str, ...], ...]) -> bool:
+def _shadowed(table: Table, chain: str) -> bool:
     """Whether a rule above one of ours can decide about the packets ours is for."""
     above: list[Rule] = []
     for rule in table.rules(chain):
         if is_ours(rule):
-            if any(_takes(table, chain, other, rule, 0) for other in above):
+            if any(_takes(table, other, rule, 0) for other in above):
                 return True
         else:
             above.append(rule)
     return False
 
 
-def _takes(table: Table, chain: str, other: Rule, ours: Rule, depth: int) -> bool:
+def _takes(table: Table, other: Rule, ours: Rule, depth: int) -> bool:
     if not _may_match(other, ours):
         return False
     target = other.target
@@ -178,7 +177,7 @@ def _takes(table: Table, chain: str, other: Rule, ours: Rule, depth: int) -> boo
         return False
     if other.value("-g") is not None or depth >= _MAX_DEPTH:
         return True
-    return any(_takes(table, target, rule, ours, depth + 1) for rule in inner.rules)
+    return any(_takes(table, rule, ours, depth + 1) for rule in inner.rules)
 
 
 def _may_match(other: Rule, ours: Rule) -> bool:

@@ -85,8 +85,12 @@ class Node:
         for key, value in _SYSCTLS:
             self.sysctl(key, value)
         self.add_peer("client", "uplink", (f"{NODE4}/24", f"{NODE6}/64"), (CLIENT4, CLIENT6))
-        self.add_peer("other", "backlink", (f"{NODE4_BACK}/24", f"{NODE6_BACK}/64"), (OTHER4, OTHER6))
-        self.ip(f"addr add {NODE4_SECOND}/24 dev uplink", f"addr add {NODE6_SECOND}/64 dev uplink nodad")
+        self.add_peer(
+            "other", "backlink", (f"{NODE4_BACK}/24", f"{NODE6_BACK}/64"), (OTHER4, OTHER6)
+        )
+        self.ip(
+            f"addr add {NODE4_SECOND}/24 dev uplink", f"addr add {NODE6_SECOND}/64 dev uplink nodad"
+        )
         if bridge_netfilter is not None:
             self.set_bridge_netfilter(bridge_netfilter)
 

@@ -45,8 +45,15 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def open_socket(
-    node: Node, address: str, port: int, protocol: Protocol, *, netns: str | None = None,
-    options: Sequence[int] = (), dual: bool = False, listen: bool = False,
+    node: Node,
+    address: str,
+    port: int,
+    protocol: Protocol,
+    *,
+    netns: str | None = None,
+    options: Sequence[int] = (),
+    dual: bool = False,
+    listen: bool = False,
 ) -> socket.socket:
     """A bound socket in a namespace of the node; OSError as the kernel says it.
 
@@ -93,8 +100,15 @@ class Client:
     """One connected socket that can ask again and again from the same port."""
 
     def __init__(
-        self, node: Node, host: str, port: int, protocol: Protocol = "tcp", *,
-        netns: str | None = None, source: str | None = None, source_port: int = 0,
+        self,
+        node: Node,
+        host: str,
+        port: int,
+        protocol: Protocol = "tcp",
+        *,
+        netns: str | None = None,
+        source: str | None = None,
+        source_port: int = 0,
         timeout: float = 1.0,
     ) -> None:
         with node.within(netns):
@@ -148,14 +162,26 @@ class Client:
 
 
 def probe(
-    node: Node, host: str, port: int, protocol: Protocol = "tcp", *,
-    netns: str | None = None, source: str | None = None, source_port: int = 0,
+    node: Node,
+    host: str,
+    port: int,
+    protocol: Protocol = "tcp",
+    *,
+    netns: str | None = None,
+    source: str | None = None,
+    source_port: int = 0,
     timeout: float = 1.0,
 ) -> Answer:
     """One question from a namespace of the node (None: the node itself)."""
     with Client(
-        node, host, port, protocol,
-        netns=netns, source=source, source_port=source_port, timeout=timeout,
+        node,
+        host,
+        port,
+        protocol,
+        netns=netns,
+        source=source,
+        source_port=source_port,
+        timeout=timeout,
     ) as client:
         return client.ask()
 
@@ -224,7 +250,11 @@ class Servers:
         self._thread.start()
 
     def serve(
-        self, name: str, ports: Iterable[tuple[Protocol, int]], *, netns: str | None = None,
+        self,
+        name: str,
+        ports: Iterable[tuple[Protocol, int]],
+        *,
+        netns: str | None = None,
         addresses: Sequence[str] = ("0.0.0.0", "::"),
     ) -> Server:
         """Serve these ports on these addresses of a namespace, under that name."""
@@ -235,8 +265,13 @@ class Servers:
             for address in addresses:
                 server.adopt(
                     open_socket(
-                        self._node, address, port, protocol,
-                        netns=netns, options=reuse, listen=True,
+                        self._node,
+                        address,
+                        port,
+                        protocol,
+                        netns=netns,
+                        options=reuse,
+                        listen=True,
                     )
                 )
         return server

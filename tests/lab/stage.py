@@ -127,8 +127,14 @@ class Stage:
         return {**base, **options}
 
     def network(
-        self, name: str = "podnet", *, bridge: str = "cni0", dual: bool = True,
-        masquerade: bool = False, version: str = "1.0.0", **options: Any,
+        self,
+        name: str = "podnet",
+        *,
+        bridge: str = "cni0",
+        dual: bool = True,
+        masquerade: bool = False,
+        version: str = "1.0.0",
+        **options: Any,
     ) -> Chain:
         """bridge + cni-hostport with these options of the plugin."""
         plugins = [bridge_entry(bridge, dual=dual, masquerade=masquerade), self.entry(**options)]
@@ -147,8 +153,13 @@ class Stage:
         return Attachment(container_id(name), f"/run/netns/{name}", ifname, words, args)
 
     def pod(
-        self, name: str, mappings: Sequence[Json] = (), *, network: Chain | None = None,
-        ips: Sequence[str] = (), serve: bool = True,
+        self,
+        name: str,
+        mappings: Sequence[Json] = (),
+        *,
+        network: Chain | None = None,
+        ips: Sequence[str] = (),
+        serve: bool = True,
     ) -> Pod:
         """ADD a pod that serves its container ports (TCP and UDP as mapped) under its name."""
         network = network or self.network()
@@ -185,16 +196,31 @@ class Stage:
     # -- questions --------------------------------------------------------------------------------
 
     def ask(
-        self, host: str, port: int, protocol: Protocol = "tcp", *, at: str | None = "client",
-        source: str | None = None, source_port: int = 0, timeout: float = 1.0,
+        self,
+        host: str,
+        port: int,
+        protocol: Protocol = "tcp",
+        *,
+        at: str | None = "client",
+        source: str | None = None,
+        source_port: int = 0,
+        timeout: float = 1.0,
     ) -> Answer:
         """One question, by default from the external client; ``at=None`` is the node itself."""
         return probe(
-            self.node, host, port, protocol,
-            netns=at, source=source, source_port=source_port, timeout=timeout,
+            self.node,
+            host,
+            port,
+            protocol,
+            netns=at,
+            source=source,
+            source_port=source_port,
+            timeout=timeout,
         )
 
-    def call(self, verb: str, config: Json | bytes, at: Attachment | None = None, **more: Any) -> Reply:
+    def call(
+        self, verb: str, config: Json | bytes, at: Attachment | None = None, **more: Any
+    ) -> Reply:
         """Call the plugin alone."""
         return self.runtime.call(TYPE, verb, config, at, **more)
 

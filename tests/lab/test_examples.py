@@ -23,10 +23,18 @@ def load(stage: Stage, name: str) -> Chain:
     plugins = []
     for entry in conflist["plugins"]:
         if entry["type"] == "flannel":
-            ipam = {"type": "host-local", "ranges": [[{"subnet": "10.42.0.0/24"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}]}
-            entry = {"type": "bridge", "bridge": "cni0", "ipMasq": True, **entry["delegate"],
-                     "ipam": ipam}
+            ipam = {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.42.0.0/24"}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            }
+            entry = {
+                "type": "bridge",
+                "bridge": "cni0",
+                "ipMasq": True,
+                **entry["delegate"],
+                "ipam": ipam,
+            }
         if entry["type"] == "cni-hostport" and "conditionsV4" not in entry:
             entry = {**entry, "backend": stage.backend.name}
         plugins.append(entry)
@@ -36,7 +44,9 @@ def load(stage: Stage, name: str) -> Chain:
 def attach(stage: Stage, chain: Chain, args: Json) -> Attachment:
     """ADD of a pod ``web`` that serves on 80, 443 and 53."""
     netns = stage.node.add_netns("web")
-    at = Attachment(container_id("web"), netns, "eth0", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=web", args)
+    at = Attachment(
+        container_id("web"), netns, "eth0", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=web", args
+    )
     chain.add(at)
     stage.servers.serve("web", [("tcp", 80), ("tcp", 443), ("udp", 53)], netns="web")
     return at

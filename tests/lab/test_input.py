@@ -38,35 +38,76 @@ CASES = [
     *(bad_mapping("hostPort", v) for v in (-1, 65536, 70000, 2**40, "80", 80.5, None, [80], True)),
     *(bad_mapping("containerPort", v) for v in (0, -1, 65536, 70000, "80", 80.5, [80], {}, True)),
     *(bad_mapping("protocol", v) for v in ("icmp", "tcp\n", "tcp udp", "6", 6, ["tcp"], {"a": 1})),
-    *(bad_mapping("hostIP", v) for v in (
-        "nonsense", "300.1.1.1", "10.0.0.0/8", "1.2.3", "fe80::1%eth0", "::g", " ", "01.2.3.4",
-        "127.0.0.1\n", 7, ["127.0.0.1"])),
+    *(
+        bad_mapping("hostIP", v)
+        for v in (
+            "nonsense",
+            "300.1.1.1",
+            "10.0.0.0/8",
+            "1.2.3",
+            "fe80::1%eth0",
+            "::g",
+            " ",
+            "01.2.3.4",
+            "127.0.0.1\n",
+            7,
+            ["127.0.0.1"],
+        )
+    ),
     *(bad_option("snat", v) for v in ("yes", 1, [])),
     *(bad_option("masqAll", v) for v in ("true", 0)),
     *(bad_option("backend", v) for v in ("ebtables", 1, "NFT")),
     *(bad_option("reservePorts", v) for v in ("maybe", True, 1)),
-    *(bad_option("nodeAddresses", v) for v in (
-        "192.0.2.0/24", ["192.0.2.0/99"], ["nonsense"], [7], {"a": 1})),
-    *(bad_option("excludeInterfaces", v) for v in (
-        "kube-ipvs0", [7], ["a/b"], ["a" * 16], [""], ["quo\"te\nnew"])),
+    *(
+        bad_option("nodeAddresses", v)
+        for v in ("192.0.2.0/24", ["192.0.2.0/99"], ["nonsense"], [7], {"a": 1})
+    ),
+    *(
+        bad_option("excludeInterfaces", v)
+        for v in ("kube-ipvs0", [7], ["a/b"], ["a" * 16], [""], ['quo"te\nnew'])
+    ),
     *(bad_option("markMasqBit", v) for v in (32, -1, "13", 1.5)),
     *(bad_option("openForward", v) for v in ("yes", 3)),
-    *(bad_option("conditionsV4", v) for v in (
-        "ip saddr 10.0.0.0/8", [7], ["ip", "saddr", "1.1.1.1;", "x"], ["accept"], ["drop"],
-        ["jump", "x"], ["a\nb"], ["{"], ["#"], ['"'], ["-j", "DROP"], ["ip saddr"])),
+    *(
+        bad_option("conditionsV4", v)
+        for v in (
+            "ip saddr 10.0.0.0/8",
+            [7],
+            ["ip", "saddr", "1.1.1.1;", "x"],
+            ["accept"],
+            ["drop"],
+            ["jump", "x"],
+            ["a\nb"],
+            ["{"],
+            ["#"],
+            ['"'],
+            ["-j", "DROP"],
+            ["ip saddr"],
+        )
+    ),
     *(bad_option("conditionsV6", v) for v in (["}"], ["goto", "x"], ["dnat"], ["'"])),
-    *(bad_option("portMappings", v) for v in (
-        "8080", [{"hostPort": 1}], [7], [{"hostPort": 70000, "containerPort": 80}])),
+    *(
+        bad_option("portMappings", v)
+        for v in ("8080", [{"hostPort": 1}], [7], [{"hostPort": 70000, "containerPort": 80}])
+    ),
     ("portMappings no list", {"runtimeConfig": {"portMappings": "80"}}, "portMappings", "80"),
     ("portMappings object", {"runtimeConfig": {"portMappings": {"a": 1}}}, "portMappings", "a"),
     ("mapping no object", {"runtimeConfig": {"portMappings": [GOOD, 80]}}, "portMappings", 80),
     ("runtimeConfig no object", {"runtimeConfig": [7]}, "runtimeConfig", 7),
     ("prevResult no object", {"prevResult": "x"}, "prevResult", "x"),
     ("ips no list", {"prevResult": {"cniVersion": "1.0.0", "ips": "x"}}, "ips", "x"),
-    ("address bad", {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.300/24"}]}},
-     "address", "10.0.0.300/24"),
-    ("address no text", {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": 5}]}},
-     "address", 5),
+    (
+        "address bad",
+        {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.300/24"}]}},
+        "address",
+        "10.0.0.300/24",
+    ),
+    (
+        "address no text",
+        {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": 5}]}},
+        "address",
+        5,
+    ),
     ("cniVersion unknown", {"cniVersion": "9.9.9"}, "cniVersion", "9.9.9"),
     ("cniVersion no text", {"cniVersion": 1.0}, "cniVersion", 1.0),
     ("name bad", {"name": "a/b"}, "name", "a/b"),
@@ -89,8 +130,9 @@ def shown(value: object) -> str:
     return text.strip().split("\n")[0].split('"')[0][:12]
 
 
-@pytest.mark.parametrize(("change", "field", "value"), [c[1:] for c in CASES],
-                         ids=[str(c[0])[:60] for c in CASES])
+@pytest.mark.parametrize(
+    ("change", "field", "value"), [c[1:] for c in CASES], ids=[str(c[0])[:60] for c in CASES]
+)
 def test_field_and_value_are_named(
     world: tuple[Stage, Pod, dict[str, object]], change: Json, field: str, value: object
 ) -> None:
@@ -108,10 +150,19 @@ def test_field_and_value_are_named(
 
 
 ENVIRONMENT: list[tuple[str, str | None]] = [
-    ("CNI_CONTAINERID", None), ("CNI_CONTAINERID", "a/b"), ("CNI_CONTAINERID", "-a"),
-    ("CNI_CONTAINERID", "abc\n"), ("CNI_IFNAME", None), ("CNI_IFNAME", "a" * 16),
-    ("CNI_IFNAME", "a/b"), ("CNI_IFNAME", ".."), ("CNI_IFNAME", "a b"), ("CNI_NETNS", None),
-    ("CNI_PATH", None), ("CNI_COMMAND", "NOPE"), ("CNI_COMMAND", "add"),
+    ("CNI_CONTAINERID", None),
+    ("CNI_CONTAINERID", "a/b"),
+    ("CNI_CONTAINERID", "-a"),
+    ("CNI_CONTAINERID", "abc\n"),
+    ("CNI_IFNAME", None),
+    ("CNI_IFNAME", "a" * 16),
+    ("CNI_IFNAME", "a/b"),
+    ("CNI_IFNAME", ".."),
+    ("CNI_IFNAME", "a b"),
+    ("CNI_NETNS", None),
+    ("CNI_PATH", None),
+    ("CNI_COMMAND", "NOPE"),
+    ("CNI_COMMAND", "add"),
 ]
 
 
@@ -131,8 +182,13 @@ def test_bad_environment_is_code_4(
 def garbage() -> dict[str, bytes]:
     noise = random.Random(4)
     return {
-        "empty": b"", "space": b" \n", "truncated": b'{"name": "podnet"', "array": b"[]",
-        "text": b'"x"', "number": b"5", "trailing": b'{"name":"a","cniVersion":"1.0.0"} x',
+        "empty": b"",
+        "space": b" \n",
+        "truncated": b'{"name": "podnet"',
+        "array": b"[]",
+        "text": b'"x"',
+        "number": b"5",
+        "trailing": b'{"name":"a","cniVersion":"1.0.0"} x',
         "byte order mark": b'\xef\xbb\xbf{"name":"a","cniVersion":"1.0.0"}',
         "NaN": b'{"name":"a","cniVersion":"1.0.0","x":NaN}',
         "1 MiB of noise": noise.randbytes(1 << 20),

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import pytest
 
 from lab.node import (
-    CLIENT4, CLIENT6, NODE4, NODE4_BACK, NODE4_SECOND, NODE6, NODE6_BACK, NODE6_SECOND, OTHER4,
+    CLIENT4,
+    CLIENT6,
+    NODE4,
+    NODE4_BACK,
+    NODE4_SECOND,
+    NODE6,
+    NODE6_BACK,
+    NODE6_SECOND,
+    OTHER4,
     OTHER6,
 )
 from lab.peers import Protocol

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from lab.node import (
-    CLIENT4, CLIENT6, NODE4, NODE4_BACK, NODE4_SECOND, NODE6, NODE6_BACK, OTHER4, wait_for,
+    CLIENT4,
+    CLIENT6,
+    NODE4,
+    NODE4_BACK,
+    NODE4_SECOND,
+    NODE6,
+    NODE6_BACK,
+    OTHER4,
+    wait_for,
 )
 from lab.peers import Protocol
 from lab.rivals import Rival, squatter
@@ -191,8 +199,9 @@ def test_address_that_comes_later_answers_and_is_held(stage: Stage) -> None:
 
 def test_host_ip_of_a_family_that_the_pod_lacks_is_skipped(stage: Stage) -> None:
     network = stage.network("v4only", dual=False)
-    stage.pod("web", [mapping(PORT, 80, "tcp", NODE6), mapping(PORT, 80, "tcp", NODE4)],
-              network=network)
+    stage.pod(
+        "web", [mapping(PORT, 80, "tcp", NODE6), mapping(PORT, 80, "tcp", NODE4)], network=network
+    )
     assert stage.ask(NODE4, PORT).server == "web"
     assert stage.ask(NODE6, PORT).refused_at_once()
     assert Rival("::", "plain", "tcp").wins(stage.node, PORT)
@@ -227,8 +236,9 @@ def test_open_forward_accepts_what_we_translated_and_nothing_else(
 ) -> None:
     for tool in (iptables, iptables.replace("iptables", "ip6tables")):
         stage.node.run(tool, "-P", "FORWARD", "DROP")
-        stage.node.run(tool, "-A", "FORWARD", "-m", "conntrack", "--ctstate", "ESTABLISHED",
-                       "-j", "ACCEPT")
+        stage.node.run(
+            tool, "-A", "FORWARD", "-m", "conntrack", "--ctstate", "ESTABLISHED", "-j", "ACCEPT"
+        )
     opened = stage.network("opened", openForward=True)
     one = stage.pod("one", [mapping(8001, 80)], network=opened)
     stage.pod("two", [mapping(8002, 80)])
@@ -239,7 +249,8 @@ def test_open_forward_accepts_what_we_translated_and_nothing_else(
     assert not stage.ask(OTHER4, 80, timeout=0.3).ok
     stage.remove(one)
     assert "ACCEPT" not in [
-        line.split()[-1] for line in stage.node.output(iptables, "-S", "FORWARD").splitlines()
+        line.split()[-1]
+        for line in stage.node.output(iptables, "-S", "FORWARD").splitlines()
         if "ESTABLISHED" not in line
     ]
 

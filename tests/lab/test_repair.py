@@ -74,7 +74,9 @@ def nft_handle(stage: Stage, family: str, chain: str, words: str) -> str:
 DAMAGE = {
     "one element": (f"delete element ip hostport-manager ports {{ tcp . {PORT} }}", str(PORT)),
     "an element of IPv6": (
-        f"delete element ip6 hostport-manager ports {{ udp . {PORT} }}", str(PORT)),
+        f"delete element ip6 hostport-manager ports {{ udp . {PORT} }}",
+        str(PORT),
+    ),
     "all elements": ("flush map ip hostport-manager ports", str(PORT)),
     "the rules of a chain": ("flush chain ip hostport-manager prerouting", "prerouting"),
     "the table": ("delete table ip hostport-manager", "hostport-manager"),
