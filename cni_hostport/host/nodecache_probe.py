@@ -76,6 +76,12 @@ class Prober:
             self._close(target)
             target.asked = target.answered = target.elsewhere = None
 
+    def forget_questions(self) -> None:
+        """Ask anew: what was sent before the rules changed went another way."""
+        for target in self.targets:
+            self._close(target)
+            target.asked = None
+
     def send(self, now: float) -> None:
         """Ask every address. One that cannot be asked at all counts as asked."""
         for target in self.targets:

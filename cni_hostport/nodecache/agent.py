@@ -143,7 +143,7 @@ class Agent:
         now = time.monotonic()
         due = [self._files_at, self.keeper.due(self.state.rules)]
         if self.state.phase in (Phase.STARTING, Phase.SERVING, Phase.DEAF):
-            due.append(self.watch.due())
+            due.append(self.watch.due(self.state.phase))
         if self.state.phase is Phase.WAITING and self.state.configured:
             due.append(self.state.retry_at)
         probes = self._register_probes()
@@ -263,6 +263,7 @@ class Agent:
 
     def _install(self) -> None:
         self.keeper.install()
+        self.watch.prober.forget_questions()
         if self.params.pidfile:
             try:
                 files.write_atomic(self.params.pidfile, f"{os.getpid()}\n")

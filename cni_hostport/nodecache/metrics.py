@@ -15,6 +15,7 @@ from prometheus_client import (
     Gauge,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -52,6 +53,7 @@ class Metrics:
         server_numbers: Callable[[], Mapping[str, float]],
         rules_present: Callable[[], float],
     ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.setup_errors = Counter(
             "coredns_nodecache_setup_errors",

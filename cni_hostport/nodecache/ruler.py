@@ -121,7 +121,9 @@ class IptablesFamily:
             if error.trouble in ("lock", "missing"):
                 raise
             if self.socket_match and error.trouble == "match":
-                log.warning("no socket match for %s: no fallback without an agent", self.family.name)
+                log.warning(
+                    "no socket match for %s: no fallback without an agent", self.family.name
+                )
                 self.socket_match = False
             # Or somebody changed the tables between the look and the change: look again.
             self._restore(self._plan(), rules.SETUP_ORDER, PATIENCE, force=False)
@@ -231,8 +233,11 @@ def choose(
     return NftBackend(wanted, tools)
 
 
-def sweep_others(chosen: IptablesBackend | NftBackend, tools: Tools) -> tuple[str, ...]:
-    """Remove rules of ours that other backends, flavours or families left; what was removed.
+def sweep_others(chosen: IptablesBackend | NftBackend | None, tools: Tools) -> tuple[str, ...]:
+    """Remove rules of ours that others than the chosen one hold; what was removed.
+
+    Other backends, flavours and families of an earlier agent; everything where
+    none is chosen. Raises ToolError after all have been tried.
 
     The kernel is asked without a process; where it shows nothing, nothing runs.
     """

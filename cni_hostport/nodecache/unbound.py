@@ -328,7 +328,7 @@ def _text(draft: _Draft) -> str:
         "pidfile": '""',
         "use-syslog": "no",
         "do-daemonize": "no",
-        "verbosity": "1",
+        "verbosity": "0",
         "num-threads": str(host.threads),
         "so-reuseport": "yes",
         "ip-freebind": "yes",

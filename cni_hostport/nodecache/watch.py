@@ -75,9 +75,15 @@ class Watch:
         self._next = 0.0
         self._use_status()
 
-    def due(self) -> float:
+    def due(self, phase: Phase) -> float:
         """When ``poll`` wants to be called next."""
-        return self._next
+        if phase is not Phase.SERVING:
+            return self._next
+        asked = [t.asked + self._limit() for t in self.prober.targets if t.asked is not None]
+        return min([self._next, *asked])
+
+    def _limit(self) -> float:
+        return QUERY_SILENCE if self._by_query else SILENCE
 
     def poll(self, phase: Phase, since: float, now: float) -> Event | None:
         """Take in answers, ask again where it is time, and judge."""
@@ -93,8 +99,7 @@ class Watch:
         if phase is Phase.STARTING:
             return self._starting(since, now)
         if phase is Phase.SERVING:
-            limit = QUERY_SILENCE if self._by_query else SILENCE
-            silent = [t.address for t in self.prober.targets if t.waits(now) > limit]
+            silent = [t.address for t in self.prober.targets if t.waits(now) >= self._limit()]
             if silent:
                 log.warning("the DNS server is silent on %s", ", ".join(map(str, silent)))
                 return Event.SILENT

@@ -127,7 +127,8 @@ class Cluster:
 
     def dnsd(self, address: str, port: int = 53) -> subprocess.Popen[bytes]:
         return self.spawn(
-            self.backend, [sys.executable, str(HERE / "dnsd.py"), address, str(port), str(self.queries)]
+            self.backend,
+            [sys.executable, str(HERE / "dnsd.py"), address, str(port), str(self.queries)],
         )
 
     def spawn(self, where: str, argv: list[str], **more: object) -> subprocess.Popen[bytes]:
@@ -139,13 +140,21 @@ class Cluster:
         lock = f"XTABLES_LOCKFILE={self.folder}/xtables.lock"
         return sh(f"ip netns exec {self.node} env {lock} {command}", check)
 
-    def agent(self, *flags: str, ips: str = f"{LOCAL},{SERVICE}", command: list[str] | None = None) -> Agent:
-        return Agent(self, ips, flags, command or [sys.executable, "-m", "cni_hostport.cli.node_cache"])
+    def agent(
+        self, *flags: str, ips: str = f"{LOCAL},{SERVICE}", command: list[str] | None = None
+    ) -> Agent:
+        return Agent(
+            self, ips, flags, command or [sys.executable, "-m", "cni_hostport.cli.node_cache"]
+        )
 
     def asked(self) -> list[str]:
         """Names that the cluster's DNS was asked for."""
         with contextlib.suppress(FileNotFoundError):
-            return [line.split()[2] for line in self.queries.read_text().splitlines() if line.count(" ") > 1]
+            return [
+                line.split()[2]
+                for line in self.queries.read_text().splitlines()
+                if line.count(" ") > 1
+            ]
         return []
 
     def dig(self, name: str, server: str = SERVICE, *, where: str = "", tcp: bool = False) -> str:
@@ -253,7 +262,9 @@ class Load:
 class Agent:
     """The agent as a process on the node."""
 
-    def __init__(self, cluster: Cluster, ips: str, flags: tuple[str, ...], command: list[str]) -> None:
+    def __init__(
+        self, cluster: Cluster, ips: str, flags: tuple[str, ...], command: list[str]
+    ) -> None:
         self.cluster = cluster
         self.log = cluster.folder / f"agent{next(_numbers)}.log"
         argv = [
@@ -295,7 +306,9 @@ class Agent:
 
     def metric(self, name: str, port: int = 9353) -> float:
         """A sample's value; the name with its labels as the exposition has it."""
-        page = self.cluster.on_node(f"curl -s -m 2 http://127.0.0.1:{port}/metrics", check=False)
+        page = self.cluster.on_node(
+            f"curl --noproxy '*' -s -m 2 http://127.0.0.1:{port}/metrics", check=False
+        )
         for line in page.splitlines():
             if line.startswith(f"{name} "):
                 return float(line.split()[-1])
