@@ -175,7 +175,8 @@ def is_bound(address: Address, port: int) -> bool:
     for table in {name, "udp6"}:
         with suppress(OSError):
             text = Path(f"/proc/thread-self/net/{table}").read_text(encoding="ascii")
-            if any(f" {place} " in text for place in places):
+            # The second column is the local end; the third may be our own probe's far end.
+            if any(line.split()[1] in places for line in text.splitlines()):
                 return True
     return False
 

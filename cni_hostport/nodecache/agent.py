@@ -22,7 +22,7 @@ from cni_hostport.host import nodecache_files as files
 from cni_hostport.host import nodecache_links as links
 from cni_hostport.host import nodecache_server as servers
 from cni_hostport.host.nodecache_tools import ToolError, Tools
-from cni_hostport.nodecache import corefile, coreparse, engines, machine, ruler, unbound
+from cni_hostport.nodecache import corefile, coreparse, diagnose, engines, machine, ruler, unbound
 from cni_hostport.nodecache.config import Configuration
 from cni_hostport.nodecache.flags import Params
 from cni_hostport.nodecache.keeper import Keeper
@@ -59,7 +59,9 @@ class Agent:
         self.config = Configuration(params, os.environ, lambda: self.metrics.error("configmap"))
         self.tools = Tools(f"{self.directory}/xtables.lock")
         self.keeper = Keeper(params, self.link, self.tools, self.metrics)
-        self.watch = Watch(addresses, params.dns_port, lambda: links.links_with(addresses))
+        self.watch = Watch(
+            addresses, params.dns_port, lambda: links.links_with(addresses), self.keeper.accept
+        )
         self.listeners = Listeners(params, self.metrics, lambda: self.state.phase is Phase.SERVING)
         self.file = StateFile(f"{self.directory}/{params.interface_name}.json")
         self.lock = files.AgentLock(params.interface_name)
@@ -69,6 +71,7 @@ class Agent:
         self.signals = Signals()
         self._files_at = 0.0
         self._starts = 0
+        self._forced = False
 
     @staticmethod
     def _fatal(call: Callable[[], engines.Engine]) -> engines.Engine:
@@ -175,9 +178,9 @@ class Agent:
         self.keeper.work(self.state.rules, now)
 
     def _read_files(self, now: float) -> None:
-        force, self.signals.reload = self.signals.reload, False
+        self._forced, self.signals.reload = self.signals.reload, False
         try:
-            if self.config.poll(now, force=force):
+            if self.config.poll(now, force=self._forced):
                 self._configure()
         except corefile.ServiceUnknown as error:
             raise FatalError(str(error)) from error
@@ -240,10 +243,14 @@ class Agent:
     def _ended(self) -> None:
         assert self.server is not None
         server, self.server = self.server, None
+        never_answered = self.state.phase is Phase.STARTING
         # The rules go before anything else is done about it.
         self._feed(Event.EXITED)
         self.selector.unregister(server.pidfd)
         log.error("%s, pid %d: %s", self.engine.name, server.pid, server.reap())
+        if never_answered:
+            for line in diagnose.port_users(self.link.addresses, self.params.dns_port):
+                log.error("%s", line)
         self._write_state()
 
     def _kill(self) -> None:
@@ -257,7 +264,7 @@ class Agent:
             self._feed(Event.EXITED)
 
     def _reload(self) -> None:
-        if self.server is not None:
+        if self.server is not None and (self.engine.changed or self._forced):
             self.metrics.reloads.inc()
             self.engine.reload(self.server)
 

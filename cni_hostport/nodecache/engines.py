@@ -40,6 +40,7 @@ class CoreDNS:
     name: Literal["coredns"] = "coredns"
     grace: float = 10.0
     serves_endpoints: bool = True
+    changed: bool = True
     _has_reload: bool = True
     _fresh_files: bool = False
 
@@ -60,6 +61,7 @@ class CoreDNS:
             blocks = ()
         self._has_reload = bool(blocks) and all(b.all("reload") for b in blocks[:1])
         self._fresh_files = not _write(self.conf, text)
+        self.changed = True  # at least a file that it names, which only CoreDNS can compare
         return blocks
 
     def reload(self, server: Server) -> None:
@@ -88,6 +90,7 @@ class Unbound:
     name: Literal["unbound"] = "unbound"
     grace: float = 3.0
     serves_endpoints: bool = False
+    changed: bool = True
     _notes: tuple[str, ...] = field(default=())
 
     @property
@@ -118,7 +121,7 @@ class Unbound:
         candidate = f"{self.conf_file}.new"
         _write(candidate, done.text)
         self._check(candidate)
-        _write(self.conf_file, done.text)
+        self.changed = _write(self.conf_file, done.text)
         if self.conf:
             _write(self.conf, text)
         return blocks
@@ -175,6 +178,7 @@ class Foreign:
     name: Literal["none"] = "none"
     grace: float = 0.0
     serves_endpoints: bool = False
+    changed: bool = False
 
     def argv(self) -> list[str]:
         """Nothing is run."""

@@ -160,6 +160,13 @@ class Keeper:
         if self._backend is not None:
             self._ensure_rules(time.monotonic(), first=True)
 
+    def accept(self) -> None:
+        """Put in the accepting rules alone: a server listens, and no question reaches it."""
+        with self._counted():
+            if self._backend is not None:
+                log.info("the server cannot be asked: accepting its packets first")
+                self._backend.accept()
+
     def remove(self, patience: float) -> None:
         """Take the rules out; an error is counted, and tried again while the agent lives."""
         self._left_behind = self._backend is not None

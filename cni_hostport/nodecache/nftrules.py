@@ -30,8 +30,8 @@ def body(wanted: RuleSet) -> str:
     chains = (
         ("prerouting", "prerouting", "raw", _prerouting(wanted)),
         ("output", "output", "raw", _output(wanted)),
-        ("accept-input", "input", "filter", _accept(wanted, ("daddr",))),
-        ("accept-output", "output", "filter", _accept(wanted, ("saddr",))),
+        ("accept-input", "input", "filter", _accept(wanted, "daddr")),
+        ("accept-output", "output", "filter", _accept(wanted, "saddr")),
     )
     lines = [f"table {FAMILY} {TABLE} {{"]
     for name, hook, priority, rules in chains:
@@ -72,14 +72,16 @@ def _output(wanted: RuleSet) -> list[str]:
     return found
 
 
-def _accept(wanted: RuleSet, sides: tuple[str, ...]) -> list[str]:
+def _accept(wanted: RuleSet, pods_side: str) -> list[str]:
+    both = ("saddr", "daddr")
+    sides = both if wanted.accept_health else (pods_side,)
     found = []
     for ip in reversed(wanted.local_ips):
         if wanted.accept_health:
             found += [
                 f"{_match(ip.family, str(ip.address), side, 'tcp', wanted.health_port)}"
                 f' accept comment "{ALLOW}"'
-                for side in ("saddr", "daddr")
+                for side in both
             ]
         found += [
             f"{_match(ip.family, str(ip.address), side, protocol, wanted.port)}"

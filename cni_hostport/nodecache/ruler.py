@@ -40,6 +40,9 @@ class Backend(Protocol):
     def ensure(self) -> tuple[str, ...]:
         """Put in what is missing; what was wrong. Raises ToolError."""
 
+    def accept(self) -> None:
+        """Put in only what accepts, so that the server can be asked at all. Raises ToolError."""
+
     def remove(self, patience: float) -> None:
         """Take everything of ours out. Raises ToolError."""
 
@@ -75,6 +78,11 @@ class IptablesFamily:
         self._right = None
         self._settled = True
         return tuple(f"{r.table} {r.chain}: {r.why}" for r in repairs)
+
+    def accept(self) -> None:
+        """Only the accepting rules. Raises ToolError."""
+        repairs = rules.plan(self._saved(), rules.accepting(self._listed()))
+        self._restore(repairs, rules.SETUP_ORDER, PATIENCE, force=False)
 
     def remove(self, patience: float) -> None:
         """Take our rules out, raw first. Raises ToolError."""
@@ -149,6 +157,11 @@ class IptablesBackend:
         """See Backend."""
         return tuple(f"{p.family.name} {why}" for p in self.parts for why in p.ensure())
 
+    def accept(self) -> None:
+        """See Backend."""
+        for part in self.parts:
+            part.accept()
+
     def remove(self, patience: float) -> None:
         """See Backend. Every family is tried before the first error is raised."""
         _each([lambda p=part: p.remove(patience) for part in self.parts])  # type: ignore[misc]
@@ -183,6 +196,9 @@ class NftBackend:
         self._listing = nftrules.normal(self._list() or "")
         self._right = self._view().fingerprint
         return (f"inet {nftrules.TABLE}: {why}",)
+
+    def accept(self) -> None:
+        """See Backend; in nftables an accept of ours overrules nobody's drop."""
 
     def remove(self, patience: float) -> None:  # noqa: ARG002  (nft has no lock)
         """See Backend."""

@@ -74,9 +74,21 @@ def _of_address(ip: str, wanted: RuleSet) -> Iterable[WantedRule]:
     for end in ("-d", "-s"):
         yield _rule("raw", "OUTPUT", "tcp", end, ip, health, False)
     if wanted.accept_health:
-        for chain in ("INPUT", "OUTPUT"):
-            for end in ("-d", "-s"):
-                yield _rule("filter", chain, "tcp", end, ip, health, False)
+        yield from _own_traffic(ip, port, health)
+
+
+def _own_traffic(ip: str, port: str, health: str) -> Iterable[WantedRule]:
+    """What the node itself sends to the cache, and gets from it, over lo.
+
+    Upstream accepts only the half that pods need. Where INPUT drops and lo is
+    not accepted, the health check and the node's own questions get no answer.
+    """
+    for chain, end in (("INPUT", "-s"), ("OUTPUT", "-d")):
+        for protocol in ("tcp", "udp"):
+            yield _rule("filter", chain, protocol, end, ip, port, False)
+    for chain in ("INPUT", "OUTPUT"):
+        for end in ("-d", "-s"):
+            yield _rule("filter", chain, "tcp", end, ip, health, False)
 
 
 def _rule(
@@ -108,6 +120,11 @@ class ChainRepair:
             *(restore.Delete(self.chain, args) for args in self.delete),
             *(restore.Insert(self.chain, args) for args in self.insert),
         )
+
+
+def accepting(wanted: Sequence[WantedRule]) -> tuple[WantedRule, ...]:
+    """The rules that only accept: they lead no packet anywhere, and may stand at any time."""
+    return tuple(rule for rule in wanted if rule.table == "filter")
 
 
 def is_ours(rule: Rule) -> bool:

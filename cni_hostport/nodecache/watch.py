@@ -52,18 +52,28 @@ class Gate:
 
 
 class Watch:
-    """Asks and judges. ``links`` gives the links on which own answers come in."""
+    """Asks and judges.
+
+    ``links`` gives the links on which own answers come in; ``accept`` opens the
+    packet filter for a server that listens and seems not to answer.
+    """
 
     def __init__(
-        self, addresses: Sequence[Address], port: int, links: Callable[[], dict[str, set[int]]]
+        self,
+        addresses: Sequence[Address],
+        port: int,
+        links: Callable[[], dict[str, set[int]]],
+        accept: Callable[[], None],
     ) -> None:
         self.prober = Prober(addresses, port, dnsmsg.status, dnsmsg.answers)
         self.zone = "."
         self._port = port
         self._links = links
+        self._accept = accept
         self._gate: Gate | None = None
         self._next = 0.0
         self._by_query = False
+        self._bound_at = 0.0
         # Addresses that this node itself answers on while the rules are away.
         self._direct: set[str] = set()
 
@@ -73,6 +83,7 @@ class Watch:
         self.prober.own_links = self._links()
         self._gate = None
         self._next = 0.0
+        self._bound_at = float("inf")
         self._use_status()
 
     def due(self, phase: Phase) -> float:
@@ -127,10 +138,12 @@ class Watch:
             t.answered is not None or nodecache_probe.is_bound(t.address, self._port)
             for t in targets
         )
+        self._bound_at = min(self._bound_at, now) if others_bound else float("inf")
         if own and others_bound:
             self._gate = Gate([t.address for t in own], self._port, self.zone)
-        elif not own and not self._by_query and now - since > STATUS_TRY:
+        elif not own and not self._by_query and now - self._bound_at > STATUS_TRY:
             self._use_query()
+            self._accept()
         elif (
             not own
             and now - since > ELSEWHERE

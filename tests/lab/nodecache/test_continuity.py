@@ -133,7 +133,9 @@ def test_reload(cluster: Cluster) -> None:
     agent = started(cluster, "iptables").serving()
     with cluster.load() as load:
         for number in range(5):
-            cluster.resolv.write_text(f"nameserver 10.244.2.2\n# {number}\n")
+            cluster.resolv.write_text(
+                "nameserver 10.244.2.2\n" * (1 + number % 2) + f"nameserver 10.244.9.{number}\n"
+            )
             until(lambda n=number: agent.log.read_text().count("configuration written") >= n + 2)  # type: ignore[misc]
             time.sleep(0.5)
     print(f"\nfive reloads: {load}")

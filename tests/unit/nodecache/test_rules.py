@@ -177,7 +177,7 @@ def test_clean_takes_our_comment_wherever_it_stands() -> None:
 def test_accepthealth_adds_both_directions_and_is_off_by_default() -> None:
     more = rules.listed(ruleset("169.254.20.10", accept_health=True), Family.V4)
     extra = [r for r in more if r.table == "filter" and "8080" in r.args]
-    assert len(more) == 16
+    assert len(more) == 20
     assert {(r.chain, r.args[2]) for r in extra} == {
         ("INPUT", "-d"),
         ("INPUT", "-s"),
