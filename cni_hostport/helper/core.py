@@ -174,9 +174,8 @@ class Core:
         except OSError:
             return None
         try:
-            if not netns.same_namespace(here, request.pod_netns) or not netns.is_netns(here):
-                return None
-            return netns.cookie(here)
+            same = netns.same_namespace(here, request.pod_netns)
+            return netns.cookie(here) if same else None
         finally:
             os.close(here)
 
