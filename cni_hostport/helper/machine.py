@@ -10,7 +10,7 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cni_hostport.host import netns, sysctl
 from cni_hostport.host.conntrack import Conntrack
@@ -31,7 +31,9 @@ RESERVED = 128
 class KernelMachine:
     """Answers from this net namespace, over sockets that stay open."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: Callable[[int], None] = lambda _count: None) -> None:
+        """``dropped`` is told of each deletion of UDP flows, for the metrics."""
+        self._dropped = dropped
         self.events = AddressEvents()
         self._addresses = NodeAddresses()
         self._addresses.refresh()
@@ -114,15 +116,15 @@ class KernelMachine:
 
     def drop_udp_to(self, targets: Iterable[tuple[IPAddress, int]]) -> None:
         """Drop UDP flows by original destination."""
-        self._conntrack.drop_udp_to(targets)
+        self._dropped(self._conntrack.drop_udp_to(targets))
 
     def drop_udp_untranslated(self, targets: Collection[tuple[IPAddress, int]]) -> None:
         """Drop UDP flows by original destination, those alone that lead to no pod."""
-        self._conntrack.drop_udp_untranslated(targets)
+        self._dropped(self._conntrack.drop_udp_untranslated(targets))
 
     def drop_udp_from(self, addresses: Iterable[IPAddress]) -> None:
         """Drop UDP flows by the source of their replies."""
-        self._conntrack.drop_udp_from(addresses)
+        self._dropped(self._conntrack.drop_udp_from(addresses))
 
 
 class KernelOpener:

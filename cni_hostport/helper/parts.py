@@ -40,9 +40,9 @@ class Helper:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.store = RecordStore(run_dir / "records")
-        self.machine = KernelMachine()
-        self.nft = Nftables()
         self.metrics = Metrics()
+        self.machine = KernelMachine(self.metrics.flows_dropped)
+        self.nft = Nftables()
         backends = {"nftables": NftablesBackend(self.nft, nftcmd.load)}
         self.manager = HostPortManager(KernelOpener(), backends, self.machine, self.store)
         self.core = Core(self.manager, run_dir, self.metrics)

@@ -227,6 +227,7 @@ class HostPortManager:
                 raise PortInUse(
                     f"host port {wanted} is in use by {owner.attachment.describe()}",
                     "delete that pod, choose another hostPort or a hostIP of its own",
+                    owner="attachment",
                 )
             log.warning(
                 "taking port %s from %s: its network namespace is gone",
