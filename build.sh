@@ -129,6 +129,7 @@ test)
     as_root test
     need "${BUILD_PACKAGES[@]}" "${LAB_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
     alone bundle
+    tests/clients/setup.sh >&2 </dev/null
     exec .venv/bin/python -m pytest "$@" </dev/null
     ;;
 lint)

@@ -141,6 +141,8 @@ class Loop:
             self._queue_stamp = stamp
             self._queue_again = self._loop.time() + QUEUE_RETRY
             self._helper.worker.submit(lambda: _ignore(self._helper.core.drain_queue()))
+        if len(self._helper.manager.registry):
+            self._helper.worker.submit(self._helper.reconciler.peek)
         self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
 
 

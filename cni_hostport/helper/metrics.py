@@ -84,12 +84,17 @@ class Metrics:
         )
         ProcessCollector(registry=self._registry)
         self.repairs = 0
+        self._of_calls: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def call(self, verb: str, code: int, seconds: float) -> None:
         """Count one answered call."""
         known = verb if verb in ("ADD", "DEL", "CHECK", "GC", "STATUS") else "other"
-        self._calls.labels(known, str(code)).inc()
-        self._seconds.labels(known).observe(seconds)
+        children = self._of_calls.get((known, code))
+        if children is None:  # finding a child by its labels costs more than counting
+            children = (self._calls.labels(known, str(code)), self._seconds.labels(known))
+            self._of_calls[known, code] = children
+        children[0].inc()
+        children[1].observe(seconds)
 
     def conflict(self, owner: str) -> None:
         """Count one ADD refused by code 101."""

@@ -73,7 +73,7 @@ class Helper:
             record = _parse(key, content)
             if record is None:
                 kept = self.store.set_aside(key)
-                log.warning("record %s cannot be read and is set aside as %s", key, kept.name)
+                log.warning("record %s cannot be read and is set aside as %s", key, kept)
             else:
                 records.append(record)
         self.manager.restore(records)
