@@ -83,7 +83,7 @@ bundle() {
     local inputs
     inputs=$(
         find cni_hostport packaging/cni-hostport.spec LICENSE .venv/wanted \
-            \( -name '*.py' -o -type f -not -path '*/__pycache__/*' \) -print0 |
+            -type f -not -path '*/__pycache__/*' -print0 |
             sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
     )
     if [ "$(cat build/inputs 2>/dev/null)" != "$inputs" ] || [ ! -x "$BUNDLE/cni-hostport" ]; then

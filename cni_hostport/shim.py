@@ -30,8 +30,7 @@ KIND_CALL = b"C"
 KIND_OPERATOR = b"O"
 FLAG_OWN_NETNS = 1
 FLAG_POD_NETNS = 2
-MAX_STDIN = 16 << 20
-"""Bytes of stdin a call may carry; one byte more is sent on so that the helper refuses it."""
+MAX_STDIN = 16 << 20  # bytes a call may carry; one more is sent on, to be refused
 
 BEGAN = b"CNI_HOSTPORT_BEGAN"
 """Variable of a request: when the call began, seconds of the monotonic clock."""

@@ -21,6 +21,7 @@ from cni_hostport.errors import (
     HostPortError,
     IOFailure,
     NetfilterFailed,
+    PortInUse,
     StateDiffers,
     TryAgain,
     UnknownContainer,
@@ -173,9 +174,8 @@ class Core:
         except OSError:
             return None
         try:
-            if not netns.same_namespace(here, request.pod_netns) or not netns.is_netns(here):
-                return None
-            return netns.cookie(here)
+            same = netns.same_namespace(here, request.pod_netns)
+            return netns.cookie(here) if same else None
         finally:
             os.close(here)
 
@@ -277,6 +277,8 @@ class Core:
     ) -> None:
         verb = call.command if call else request.env.get("CNI_COMMAND", "?")
         self._metrics.call(verb, error.code if error else 0, seconds)
+        if isinstance(error, PortInUse):
+            self._metrics.conflict(error.owner)
         level = logging.INFO if error is None else logging.ERROR
         if not log.isEnabledFor(level):
             return
@@ -290,7 +292,9 @@ class Core:
             "ifname": identity.ifname if identity else "",
             "pod": pod,
             "ms": f"{seconds * 1000:.2f}",
-            "result": "ok" if error is None else f"code={error.code} {error}",
+            "ports": _ports(call) if error is not None or log.isEnabledFor(logging.DEBUG) else "",
+            "code": str(error.code) if error is not None else "",
+            "result": "ok" if error is None else str(error),
         }
         log.log(level, "call", extra={"fields": fields})
 
@@ -301,3 +305,12 @@ def _began(request: CallRequest) -> float:
         return float(request.env[os.fsdecode(shim.BEGAN)])
     except (KeyError, ValueError):
         return request.arrived
+
+
+def _ports(call: cni.Call | None) -> str:
+    """Host ports that a call is about, for the log; empty where they cannot be read."""
+    try:
+        mappings = cni.attachment_of(call).mappings if call else ()
+    except HostPortError:
+        return ""
+    return ",".join(map(str, mappings))

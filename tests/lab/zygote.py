@@ -48,7 +48,10 @@ def effect(name: str) -> None:
         log.write(f"{_count} {name}\n")
     kind, _, number = order.partition(" ")
     if _count == int(number or 0):
-        os.unlink(FAULTS)
+        try:
+            os.unlink(FAULTS)
+        except FileNotFoundError:  # taken back meanwhile
+            return
         os.kill(os.getpid(), signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
 
 
