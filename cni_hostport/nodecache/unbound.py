@@ -21,8 +21,10 @@ _DONE_ELSEWHERE = frozenset(
     {"errors", "health", "prometheus", "reload", "loop", "loadbalance", "ready"}
 )
 # Zones that unbound answers from built-in data unless told otherwise (RFC 6761, 6303).
-_BUILT_IN = ("localhost.", "127.in-addr.arpa.", "home.arpa.", "onion.", "test.", "invalid.",
-             "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa.")  # fmt: skip
+_BUILT_IN = (
+    "localhost.", "127.in-addr.arpa.", "home.arpa.", "onion.", "test.", "invalid.",
+    "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa.",
+)  # fmt: skip
 _FORWARD_TUNING = frozenset(
     {"policy", "max_fails", "expire", "health_check", "max_concurrent", "next", "prefer_udp"}
     | {"max_connect_attempts", "failfast_all_unhealthy_upstreams", "max_idle_conns", "max_age"}
@@ -239,7 +241,7 @@ def _cache(directive: Directive, draft: _Draft) -> None:
     draft.negative.append(negative)
 
 
-def _hosts(directive: Directive, zones: tuple[str, ...], draft: _Draft) -> None:
+def _hosts(directive: Directive, _zones: tuple[str, ...], draft: _Draft) -> None:
     if any(arg.startswith("/") for arg in directive.args):
         draft.note(directive, "unbound reads no hosts file; entries in the block are honoured")
     for inner in directive.body:
@@ -257,14 +259,7 @@ def _forward(directive: Directive, zones: tuple[str, ...], draft: _Draft) -> Non
     if not directive.args[1:]:
         draft.note(directive, "no server to forward to")
         return
-    lines: list[str] = []
-    for inner in directive.body:
-        if inner.name == "force_tcp":
-            lines.append("forward-tcp-upstream: yes")
-        elif inner.name in _FORWARD_TUNING:
-            draft.note(inner, "unbound chooses and checks its upstreams by itself")
-        elif inner.name not in ("tls", "tls_servername"):
-            draft.note(inner, "unbound has no counterpart")
+    lines = _forward_options(directive, draft)
     tls_name = next((d.args[0] for d in directive.inside("tls_servername") if d.args), "")
     servers: list[str] = []
     for to in directive.args[1:]:
@@ -288,6 +283,18 @@ def _forward(directive: Directive, zones: tuple[str, ...], draft: _Draft) -> Non
             draft.note(directive, f"{zone} is forwarded already")
         else:
             draft.forwards[zone] = lines
+
+
+def _forward_options(directive: Directive, draft: _Draft) -> list[str]:
+    lines = []
+    for inner in directive.body:
+        if inner.name == "force_tcp":
+            lines.append("forward-tcp-upstream: yes")
+        elif inner.name in _FORWARD_TUNING:
+            draft.note(inner, "unbound chooses and checks its upstreams by itself")
+        elif inner.name not in ("tls", "tls_servername"):
+            draft.note(inner, "unbound has no counterpart")
+    return lines
 
 
 def _from_file(directive: Directive, path: str, draft: _Draft) -> Sequence[str]:
