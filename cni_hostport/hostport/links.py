@@ -89,7 +89,9 @@ class LinkKeeper:
         if record.route_localnet_found == 0:
             self._owed.pop((index, ROUTE_LOCALNET), None)
             with _link_may_be_gone(record):
-                self._machine.set_route_localnet(index, 1)
+                # setting what is set already would wake everybody who listens to link events
+                if self._machine.route_localnet(index) != 1:
+                    self._machine.set_route_localnet(index, 1)
         for port in record.hairpin_set:
             self._owed.pop((port, HAIRPIN), None)
             with _link_may_be_gone(record):
