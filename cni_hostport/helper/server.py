@@ -28,9 +28,14 @@ log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 512
 _BACKLOG = 1024
+_ACCEPT_PAUSE = 0.1
 _SO_PEERCRED = struct.Struct("=iII")
 
 Operation = Callable[[Mapping[str, object]], Answer]
+Handover = Callable[[socket.socket, list[socket.socket]], None]
+
+HANDOVER_PATIENCE = 2.0
+"""Seconds that clients in the middle of a request have before a hand-over goes on."""
 
 
 def listen(path: Path) -> socket.socket:
@@ -63,14 +68,19 @@ class Server:
         worker: Worker,
         operations: Mapping[str, Operation],
         problem: Callable[[], str],
+        jobs: Mapping[str, Operation] | None = None,
+        handover: Handover | None = None,
     ) -> None:
         self._sock = sock
+        self._handover = handover
+        self._jobs = jobs or {}
         self._core = core
         self._worker = worker
         self._operations = operations
         self._problem = problem
         self._clients: dict[Connection, None] = {}
         self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to accept."""
@@ -79,6 +89,8 @@ class Server:
 
     def stop(self) -> None:
         """Accept no more; those connected are still answered."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
 
     def _accept(self) -> None:
@@ -88,14 +100,28 @@ class Server:
             except BlockingIOError:
                 return
             except OSError as error:
+                # no descriptor left: those who wait stay in the backlog for a moment
                 log.warning("cannot accept: %s", error)
+                self.stop()
+                self._pause = self._loop.call_later(_ACCEPT_PAUSE, self.start)
                 return
             if not self._may_speak(client):
                 client.close()
                 continue
             self._make_room()
-            connection = Connection(client, self._loop, self._received, self._forget)
-            self._clients[connection] = None
+            self.serve(client)
+
+    def listen_on(self, sock: socket.socket) -> None:
+        """Accept on another socket from now on; the old one is closed."""
+        self.stop()
+        self._sock.close()
+        self._sock = sock
+        self.start()
+
+    def serve(self, client: socket.socket) -> None:
+        """Serve one connected client."""
+        connection = Connection(client, self._loop, self._received, self._forget)
+        self._clients[connection] = None
 
     def _may_speak(self, client: socket.socket) -> bool:
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _SO_PEERCRED.size)
@@ -119,8 +145,8 @@ class Server:
             close_descriptors(request)
             self._operate(connection, request)
         elif request.env.get(b"CNI_COMMAND") == b"STATUS":
-            close_descriptors(request)
             connection.answer(self._status(request))
+            close_descriptors(request)
         else:
             arrived = time.monotonic()
             self._worker.submit(lambda: self._call(connection, request, arrived))
@@ -152,21 +178,61 @@ class Server:
         version = cni.cni_version_of(request.body)
         try:
             cni.parse_call(env, request.body)
-            if text := self._problem():
+            if text := self._foreign(request) or self._problem():
                 raise NotAvailable("cni-hostport cannot serve ADD", text)
         except HostPortError as error:
             return failure(error, version)
         return Answer()
 
+    def _foreign(self, request: Request) -> str:
+        """Why this helper serves no caller of that net namespace; empty if it does."""
+        try:
+            self._core.check_home(request.own_netns)
+        except HostPortError as error:
+            return str(error)
+        return ""
+
     def _operate(self, connection: Connection, request: Request) -> None:
         try:
             wish = json.loads(request.body)
-            operation = self._operations[wish["op"]]
-        except (ValueError, KeyError, TypeError):
-            connection.answer(Answer(2, b"", b"unknown operation\n"))
+            name = wish["op"]
+            known = isinstance(name, str)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            known = False
+        if not known:
+            connection.answer(Answer(2, b"", b"no operation\n"))
             return
-        try:
-            connection.answer(operation(wish))
-        except Exception as error:
-            log.exception("operation failed")
-            connection.answer(Answer(1, b"", f"{type(error).__name__}: {error}\n".encode()))
+        if name == "handover" and self._handover is not None:
+            self._begin_handover(connection)
+        elif name in self._operations:
+            _perform(self._operations[name], wish, connection)
+        elif name in self._jobs:
+            self._worker.submit(lambda: _perform(self._jobs[name], wish, connection))
+        else:
+            connection.answer(Answer(2, b"", b"unknown operation\n"))
+
+    def _begin_handover(self, connection: Connection) -> None:
+        """Accept no more, let those in the middle finish, then hand everything over."""
+        channel = connection.detach()
+        channel.setblocking(True)
+        self.stop()
+        deadline = self._loop.time() + HANDOVER_PATIENCE
+        self._continue_handover(channel, deadline)
+
+    def _continue_handover(self, channel: socket.socket, deadline: float) -> None:
+        busy = any(not c.silent for c in self._clients)
+        if busy and self._loop.time() < deadline:
+            self._loop.call_later(0.005, self._continue_handover, channel, deadline)
+            return
+        clients = [c.detach() for c in list(self._clients) if c.silent]
+        handover = self._handover
+        assert handover is not None
+        self._worker.submit(lambda: handover(channel, clients))
+
+
+def _perform(operation: Operation, wish: Mapping[str, object], connection: Connection) -> None:
+    try:
+        connection.answer(operation(wish))
+    except Exception as error:
+        log.exception("operation failed")
+        connection.answer(Answer(1, b"", f"{type(error).__name__}: {error}\n".encode()))

@@ -18,6 +18,7 @@ from cni_hostport.hostport.backend import Repair
 from cni_hostport.hostport.nftplan import attachment_elements, node_elements
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
+from cni_hostport.hostport.wanted import Owners, Place, Wanted, first, is_owner
 from cni_hostport.model import Family
 from cni_hostport.netfilter import nftrules
 from cni_hostport.netfilter.elements import Element, describe
@@ -25,7 +26,6 @@ from cni_hostport.netfilter.elements import Element, describe
 log = logging.getLogger(__name__)
 
 NODE = "node"
-Lookup = tuple[Family, str, bytes]
 Snapshot = tuple[Any, ...]
 
 
@@ -52,9 +52,9 @@ class NftablesBackend:
     def __init__(self, tables: Tables, load: Callable[[str], None]) -> None:
         self._tables = tables
         self._load = load
-        self._wanted: dict[Lookup, dict[str, Element]] = {}
-        self._by_owner: dict[str, tuple[Element, ...]] = {}
+        self._wanted = Wanted()
         self._snapshot: Snapshot | None = None
+        self._owed: Repair | None = None
 
     @property
     def installed(self) -> bool:
@@ -64,11 +64,11 @@ class NftablesBackend:
     @property
     def in_use(self) -> bool:
         """Whether any attachment wants something."""
-        return any(owner != NODE for owner in self._by_owner)
+        return any(owner != NODE for owner in self._wanted.owners())
 
     def elements_of(self, owner: str) -> tuple[Element, ...]:
         """What the owner wants at present."""
-        return self._by_owner.get(owner, ())
+        return self._wanted.of_owner(owner)
 
     def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Remember what attachments want without touching the kernel (start-up)."""
@@ -87,47 +87,47 @@ class NftablesBackend:
 
     def _assume(self, changes: Mapping[str, Iterable[Element]]) -> None:
         for owner, elements in changes.items():
-            self._set(owner, tuple(elements))
+            self._wanted.replace(owner, elements)
 
     def _apply(self, changes: Mapping[str, Iterable[Element]]) -> None:
         """Make each owner's elements exactly these, in one transaction.
 
         Raises NetfilterFailed (code 102) with nothing changed.
         """
-        before = {owner: self._by_owner.get(owner, ()) for owner in changes}
+        before = {owner: self._wanted.of_owner(owner) for owner in changes}
+        try:
+            try:
+                self._transact(changes, before)
+            except OSError as error:
+                if not self.installed:
+                    raise
+                # our tables or elements are not as we left them: mend, then once more
+                log.warning("transaction refused (%s), mending tables first", error)
+                self._assume(before)
+                # told by the next repair, which is made known and counted
+                self._owed = self.repair()
+                self._transact(changes, before)
+        except OSError as error:
+            self._assume(before)
+            self._try_repair()
+            raise self._failed(error) from error
+        except NetfilterFailed:
+            self._assume(before)
+            raise
+
+    def _transact(
+        self, changes: Mapping[str, Iterable[Element]], before: Mapping[str, tuple[Element, ...]]
+    ) -> None:
         old = self._kernel_view(changes, before)
         self._assume(changes)
         new = self._kernel_view(changes, before)
         add, delete = _difference(old, new)
         if not add and not delete:
             return
-        if not self.in_use and not self.installed:
-            return
-        try:
-            self._commit(add, delete, before)
-        except NetfilterFailed:
-            self._assume(before)
-            raise
-
-    def _commit(
-        self,
-        add: Sequence[Element],
-        delete: Sequence[Element],
-        before: Mapping[str, tuple[Element, ...]],
-    ) -> None:
         if self.installed:
-            try:
-                self._tables.apply(add, delete)
-                return
-            except OSError as error:
-                # our tables or elements are not as we left them: mend, then once more
-                log.warning("transaction refused (%s), mending tables first", error)
-        try:
+            self._tables.apply(add, delete)
+        elif self.in_use:
             self.repair()
-        except OSError as error:
-            self._assume(before)
-            self._try_repair()
-            raise self._failed(error) from error
 
     def _try_repair(self) -> None:
         try:
@@ -146,7 +146,7 @@ class NftablesBackend:
 
         Raises OSError or NetfilterFailed when the kernel refuses.
         """
-        report = Repair()
+        report, self._owed = self._owed or Repair(), None
         if not self.in_use:
             self.retire()
             return report
@@ -156,16 +156,27 @@ class NftablesBackend:
             if not fresh:
                 report.tables = [f"{nftrules.nft_family(f)} {nftrules.TABLE}" for f in Family]
             self._install()
-        self._repair_elements(report)
+        try:
+            self._repair_elements(report)
+        except (OSError, ValueError) as error:
+            # a set of our name that is not as we declare it (size, flags, key)
+            log.warning("elements refused (%s): tables are made anew", error)
+            self._load(nftrules.fresh_tables_text())
+            self._snapshot = self._look()
+            self._repair_elements(report)
         return report
 
     def _install(self) -> None:
         try:
             self._load(nftrules.tables_text())
+            self._snapshot = self._look()
+            whole = _is_whole(self._snapshot)
         except NetfilterFailed:
-            # somebody made a set or chain of our name with another type
+            whole = False
+        if not whole:
+            # somebody made a set or chain of our name with another type, or one of his own
             self._load(nftrules.fresh_tables_text())
-        self._snapshot = self._look()
+            self._snapshot = self._look()
 
     def _look(self) -> Snapshot | None:
         """Chains and rules of both tables, comparable; None where one is absent."""
@@ -189,27 +200,26 @@ class NftablesBackend:
     def _repair_elements(self, report: Repair) -> None:
         add: list[Element] = []
         delete: list[Element] = []
-        wanted: dict[tuple[Family, str], dict[bytes, dict[str, Element]]] = {}
-        for (family, name, key), owners in self._wanted.items():
-            wanted.setdefault((family, name), {})[key] = owners
         for family in Family:
             for name in nftrules.SETS:
-                mine = dict(wanted.get((family, name), {}))
+                mine = dict(self._wanted.of_set(family, name))
                 for found in self._tables.dump(family, name):
                     have = mine.get(found.key)
                     if have is not None and _same(found, have):
                         del mine[found.key]
+                        self._wanted.put_first(found)
                     else:
                         delete.append(found)
-                add.extend(next(iter(owners.values())) for owners in mine.values())
+                add.extend(map(first, mine.values()))
         if add or delete:
             self._tables.apply(add, delete)
-        report.missing, report.foreign = len(add), len(delete)
-        report.examples = [describe(e) for e in [*add[:1], *delete[:1]]]
+        report.missing += len(add)
+        report.foreign += len(delete)
+        report.examples += [describe(e) for e in [*add[:1], *delete[:1]]]
 
     def check(self, owner: str) -> list[str]:
         """Names what the owner misses in the kernel; changes nothing."""
-        elements = self._by_owner.get(owner, ())
+        elements = self._wanted.of_owner(owner)
         if not elements:
             return []
         current = self._look()
@@ -225,7 +235,7 @@ class NftablesBackend:
         for element, there in zip(elements, found, strict=True):
             if there is None:
                 missing.append(f"element {describe(element)}")
-            elif not _same(there, self._wanted[element.place]):
+            elif not _same(there, self._wanted.at(element.place)):
                 missing.append(f"element {describe(element)} (found {describe(there)})")
         return missing
 
@@ -239,29 +249,17 @@ class NftablesBackend:
         self._snapshot = None
         return there
 
-    def _set(self, owner: str, elements: tuple[Element, ...]) -> None:
-        for element in self._by_owner.pop(owner, ()):
-            owners = self._wanted.get(element.place)
-            if owners is not None:
-                owners.pop(owner, None)
-                if not owners:
-                    del self._wanted[element.place]
-        if elements:
-            self._by_owner[owner] = elements
-        for element in elements:
-            self._wanted.setdefault(element.place, {})[owner] = element
-
     def _kernel_view(
         self, changes: Mapping[str, Iterable[Element]], before: Mapping[str, tuple[Element, ...]]
-    ) -> dict[Lookup, Element]:
+    ) -> dict[Place, Element]:
         """What the kernel should hold now for every lookup the change touches."""
-        view: dict[Lookup, Element] = {}
+        view: dict[Place, Element] = {}
         for owner, elements in changes.items():
             for element in (*before[owner], *elements):
                 key = element.place
-                owners = self._wanted.get(key)
-                if owners:
-                    view[key] = next(iter(owners.values()))
+                wanted = self._wanted.first_at(key)
+                if wanted is not None:
+                    view[key] = wanted
         return view
 
 
@@ -282,17 +280,35 @@ def _numbered(rules: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _difference(
-    old: Mapping[Lookup, Element], new: Mapping[Lookup, Element]
+    old: Mapping[Place, Element], new: Mapping[Place, Element]
 ) -> tuple[list[Element], list[Element]]:
     delete = [e for k, e in old.items() if new.get(k) != e]
     add = [e for k, e in new.items() if old.get(k) != e]
     return add, delete
 
 
-def _same(found: Element, owners: Mapping[str, Element]) -> bool:
-    wanted = next(iter(owners.values()))
+def _is_whole(snapshot: Snapshot | None) -> bool:
+    """Whether our chains hold our number of rules, and no hook leads to another chain."""
+    if snapshot is None:
+        return False
+    for family, rules, chains in snapshot:
+        wanted = nftrules.rule_count(family)
+        counts = {name: 0 for name, _, hook, *_ in chains if hook is not None or name in wanted}
+        for chain, _, _ in rules:
+            if chain in counts:
+                counts[chain] += 1
+        if counts != wanted:
+            return False
+    return True
+
+
+def _same(found: Element, owners: Owners | None) -> bool:
+    """Whether the kernel's element is what one of the owners wants."""
+    if owners is None:
+        return False
+    wanted = first(owners)
     return (
         found.data == wanted.data
         and found.key_end == wanted.key_end
-        and (found.comment in owners or found.comment == wanted.comment)
+        and is_owner(owners, found.comment)
     )

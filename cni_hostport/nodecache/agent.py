@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -124,20 +123,15 @@ class Agent:
             due.append(self.watch.due(self.state.phase))
         if self.state.phase is Phase.WAITING and self.state.configured:
             due.append(self.state.retry_at)
-        probes = self._register_probes()
+        probes = self.watch.prober.sockets()
+        for sock in probes:
+            self.selector.register(sock, selectors.EVENT_READ)
         for key, _ in self.selector.select(max(0.0, min(due) - now)):
             self.signals.drain(key)
             self.keeper.notice(key)
         for sock in probes:
             self.selector.unregister(sock)
         self._look(time.monotonic())
-
-    def _register_probes(self) -> list[socket.socket]:
-        found: list[socket.socket] = []
-        for sock in self.watch.prober.sockets():
-            self.selector.register(sock, selectors.EVENT_READ)
-            found.append(sock)
-        return found
 
     def _look(self, now: float) -> None:
         if self.child.has_ended():
@@ -189,7 +183,7 @@ class Agent:
             self._remember_rules()
         for action in actions:
             if action is Action.REMOVE and before.rules:
-                self.metrics.fallbacks.labels(_REASONS[event]).inc()
+                self.metrics.fallback(_REASONS[event])
             _ACTIONS[action](self)
         if self.state.phase is not before.phase:
             log.info("server %s -> %s", before.phase.value, self.state.phase.value)
@@ -279,7 +273,7 @@ class Agent:
             log.error("the rules stay, and so do server and link: %s", error)
             return 3
         if had_rules:
-            self.metrics.fallbacks.labels("stopped").inc()
+            self.metrics.fallback("stopped")
             time.sleep(LAMEDUCK)
         self.signals.stop = self.signals.stop or "error"
         self._kill()

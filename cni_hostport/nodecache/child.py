@@ -117,6 +117,7 @@ class Child:
             addresses=self._addresses,
             port=self._port,
             rules=rules,
+            fallbacks=self._metrics.fallen_back,
             server_pid=server.pid if server else 0,
             server_start=(servers.started_at(server.pid) or 0) if server else 0,
         )

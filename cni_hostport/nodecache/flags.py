@@ -187,6 +187,8 @@ def parse(argv: Sequence[str]) -> Wanted:
         raise FlagError(f"extra command line arguments: {' '.join(rest)}")
     if "p" in given:
         given.setdefault("dns.port", given["p"])
+    if given.get("conf") == "stdin":
+        raise bad("conf", "stdin", "the agent must be able to write the file")
     return Wanted(_params(given))
 
 
@@ -201,8 +203,6 @@ def _params(given: dict[str, str]) -> Params:
     def flag(name: str) -> bool:
         return goflags.boolean(name, text(name))
 
-    if text("conf") == "stdin":
-        raise bad("conf", "stdin", "the agent must be able to write the file")
     unused = ("-corefile is not used: -conf names the file",) if "corefile" in given else ()
     local_ips, notes = parse_local_ips(text("localip"))
     return Params(

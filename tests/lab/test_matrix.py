@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,7 @@ ROWS = (
 )
 
 
-def start(backend: Backend, bridge_netfilter: bool, **options: object) -> tuple[Stage, Pod]:
+def start(backend: Backend, bridge_netfilter: bool, **options: Any) -> tuple[Stage, Pod]:
     """A stage with the pod ``web``, a neighbour, and another host on the same port."""
     stage = Stage(backend, bridge_netfilter=bridge_netfilter)
     network = stage.network(masquerade=True, **options)

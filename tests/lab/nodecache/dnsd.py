@@ -51,7 +51,7 @@ def answer(data: bytes, protocol: str) -> bytes:
 def main() -> None:
     address, port, log_name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    log = open(log_name, "a", buffering=1)  # noqa: SIM115  (for life)
+    log = open(log_name, "a", buffering=1)
     udp = socket.socket(family, socket.SOCK_DGRAM)
     udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     udp.bind((address, port))

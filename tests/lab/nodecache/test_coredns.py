@@ -9,6 +9,7 @@ import pytest
 from lab.nodecache.cluster import HERE, LOCAL, SERVICE, Agent, Cluster, until
 
 pytestmark = pytest.mark.lab
+FROM_SOURCE = True
 STANDIN = str(HERE / "standin.py")
 
 

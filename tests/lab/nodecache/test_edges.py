@@ -12,6 +12,7 @@ import pytest
 from lab.nodecache.cluster import LOCAL, LOCAL6, SERVICE, Cluster, until
 
 pytestmark = pytest.mark.lab
+FROM_SOURCE = True
 
 
 def curl(cluster: Cluster, url: str, *more: str) -> str:

@@ -12,6 +12,7 @@ from cni_hostport.nodecache import orphan, rules
 from lab.nodecache.cluster import LOCAL, SERVICE, Agent, Cluster, sh, until
 
 pytestmark = pytest.mark.lab
+FROM_SOURCE = True
 
 
 @pytest.fixture(params=["iptables", "nftables"])
@@ -244,3 +245,22 @@ def test_teardown_is_bounded_while_the_lock_is_held(cluster: Cluster) -> None:
 
 def test_the_orphans_folder_may_be_missing() -> None:
     assert orphan.clear("/nonexistent") == ()
+
+
+def test_the_helper_clears_up_within_a_second(cluster: Cluster) -> None:
+    agent = cluster.agent("-engine", "unbound").serving()
+    cluster.spawn(
+        cluster.node,
+        [sys.executable, "-m", "cni_hostport", "helper"],
+        env=os.environ | cluster.environment,
+        stderr=(cluster.folder / "helper.log").open("w"),
+    )
+    until(lambda: (cluster.folder / "run" / "helper.sock").exists(), 15)
+    time.sleep(1.5)
+    assert len(cluster.rules()) == 24 and cluster.by_cache()
+    agent.process.kill()
+    os.kill(cluster.servers()[0], signal.SIGKILL)
+    took = until(lambda: no_rules(cluster), 5)
+    print(f"\nthe helper cleared up within {took * 1000:.0f} ms")
+    assert took < 1.3, (cluster.folder / "helper.log").read_text()
+    assert cluster.by_cluster(where=cluster.node)

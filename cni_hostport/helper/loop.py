@@ -1,0 +1,165 @@
+"""The event loop's side of the helper: events, timers, signals, hand-over.
+
+Never changes state itself: what an event calls for is a job for the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterable
+
+from cni_hostport import shim
+from cni_hostport.helper import handover, operations
+from cni_hostport.helper.nodecachewatch import NodeCacheWatch
+from cni_hostport.helper.parts import Helper
+from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER
+from cni_hostport.helper.rundir import RunDir
+from cni_hostport.helper.server import Server
+
+log = logging.getLogger(__name__)
+
+QUEUE_INTERVAL = 0.5
+"""Seconds between looks at the queue folder; an entry is noticed within one second."""
+
+
+QUEUE_RETRY = 5.0
+"""Seconds until queued DELs that failed are tried again."""
+
+
+class Loop:
+    """The event loop's side: events, timers, signals."""
+
+    def __init__(
+        self, helper: Helper, sock: socket.socket, home: RunDir, *, linger: bool = False
+    ) -> None:
+        self._helper = helper
+        self._linger = linger
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._look_due = False
+        self._queue_stamp = 0
+        self._queue_again = 0.0
+        self._sock = sock
+        self._home = home
+        self._node_cache = NodeCacheWatch(helper.run_dir)
+        self._server = Server(
+            sock,
+            helper.core,
+            helper.worker,
+            operations.reads(helper),
+            helper.problem,
+            operations.jobs(helper),
+            self._give,
+        )
+
+    def _give(self, channel: socket.socket, clients: list[socket.socket]) -> None:
+        """Worker: pass everything to a successor and end, or go on if it fails."""
+        try:
+            items = self._helper.manager.holds.items()
+            handover.give(channel, self._home.lock, self._sock, clients, items)
+        except handover.HandoverFailed as error:
+            log.error("hand-over failed, serving on: %s", error)
+            channel.close()
+            self._loop.call_soon_threadsafe(self._resume, clients)
+            return
+        log.info("a successor serves: ending")
+        if self._linger:
+            # becoming another program closes every descriptor of ours
+            command = [*shim.program(), "linger"]
+            os.execv(command[0], command)  # noqa: S606
+        # no clean-up of any kind: every socket and rule is the successor's now
+        os._exit(0)
+
+    def _resume(self, clients: list[socket.socket]) -> None:
+        self._server.start()
+        for client in clients:
+            self._server.serve(client)
+
+    async def run(self, clients: Iterable[socket.socket] = ()) -> None:
+        """Serve until a signal says to end."""
+        loop, helper = self._loop, self._helper
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        loop.add_reader(helper.events.fileno(), self._netfilter_event)
+        loop.add_reader(helper.machine.events.fileno(), self._address_event)
+        helper.worker.start()
+        self._server.start()
+        for client in clients:
+            self._server.serve(client)
+        self._every_interval()
+        self._watch_queue()
+        helper.store_of_fds.notify(f"READY=1\nMAINPID={os.getpid()}")
+        await self._ended.wait()
+        log.info("ending: rules stay, sockets close")
+        self._server.stop()
+        helper.worker.stop(5.0)
+
+    def _netfilter_event(self) -> None:
+        event = self._helper.events.read()
+        own = {self._helper.nft.portid}
+        if event.overflow or (event.ours and event.foreign(own)):
+            self._look("a change of our tables", ", ".join(event.culprits(own)))
+
+    def _address_event(self) -> None:
+        # The worker reads the events themselves; until it has, do not ask again. Every pod
+        # brings some of no interest, so this is a look at addresses and at nothing else.
+        self._loop.remove_reader(self._helper.machine.events.fileno())
+
+        def job() -> None:
+            self._helper.reconciler.follow()
+            self._loop.call_soon_threadsafe(self._listen_again)
+
+        self._helper.worker.submit(job)
+
+    def _listen_again(self) -> None:
+        self._loop.add_reader(self._helper.machine.events.fileno(), self._address_event)
+
+    def _look(self, why: str, culprit: str = "") -> None:
+        if self._look_due:
+            return
+        self._look_due = True
+        delay = self._helper.reconciler.delay()
+        self._loop.call_later(delay, self._submit_look, why, culprit)
+
+    def _submit_look(self, why: str, culprit: str) -> None:
+        self._look_due = False
+        self._helper.worker.submit(lambda: self._helper.reconciler.look(why, culprit))
+
+    def _every_interval(self) -> None:
+        self._look("interval")
+        wait = RETIRE_AFTER if self._helper.reconciler.wants_retire else INTERVAL
+        self._loop.call_later(wait, self._every_interval)
+
+    def _watch_queue(self) -> None:
+        try:
+            stamp = (self._helper.run_dir / "queue").stat().st_mtime_ns
+        except OSError:
+            stamp = 0
+        again = self._helper.core.queue_kept and self._loop.time() >= self._queue_again
+        if stamp != self._queue_stamp or again:
+            self._queue_stamp = stamp
+            self._queue_again = self._loop.time() + QUEUE_RETRY
+            self._helper.worker.submit(lambda: _ignore(self._helper.core.drain_queue()))
+        if not self._home.intact():
+            self._helper.worker.submit(self._mend_home)
+        if len(self._helper.manager.registry):
+            self._helper.worker.submit(self._helper.reconciler.peek)
+        self._node_cache.look()
+        self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
+
+    def _mend_home(self) -> None:
+        """Worker: listen where callers look for us again."""
+        if not self._home.intact() and (sock := self._home.mend()) is not None:
+            self._loop.call_soon_threadsafe(self._listen_on, sock)
+
+    def _listen_on(self, sock: socket.socket) -> None:
+        self._server.listen_on(sock)
+        self._sock = sock
+
+
+def _ignore(_: object) -> None:
+    return None
