@@ -124,7 +124,7 @@ class SourceNode:
             sys.executable, "-I", str(ROOT / "tests/lab/zygote.py"), "helper",
             env={"PATH": SAFE_PATH, "CHP_FAULT_FILE": FAULT, "LANG": "C.UTF-8", **self.env},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=open(self.node.path("/run/stderr"), "ab"),  # noqa: SIM115
+            stderr=open(self.node.path("/run/stderr"), "ab"),
         )  # fmt: skip
         assert self._said() == "ready"
 

@@ -34,7 +34,7 @@ _order = ""
 
 def effect(name: str) -> None:
     """One effect was just done."""
-    global _count, _order  # noqa: PLW0603
+    global _count, _order
     try:
         with open(FAULTS) as file:
             order = file.read().strip()

@@ -32,8 +32,14 @@ def test_defaults_are_upstreams() -> None:
 
 def test_the_addons_arguments() -> None:
     found = flags.parse(
-        ["-localip", "169.254.20.10,10.96.0.10", "-conf", "/etc/Corefile"]
-        + ["-upstreamsvc", "kube-dns-upstream"]
+        [
+            "-localip",
+            "169.254.20.10,10.96.0.10",
+            "-conf",
+            "/etc/Corefile",
+            "-upstreamsvc",
+            "kube-dns-upstream",
+        ]
     ).params
     assert found is not None
     assert [ip.text for ip in found.local_ips] == ["169.254.20.10", "10.96.0.10"]

@@ -33,8 +33,15 @@ def test_the_twelve_rules_in_upstreams_order() -> None:
         (
             table,
             chain,
-            (*match.replace("IP", "169.254.20.10").split(), "-j", target)
-            + ("-m", "comment", "--comment", comment),
+            (
+                *match.replace("IP", "169.254.20.10").split(),
+                "-j",
+                target,
+                "-m",
+                "comment",
+                "--comment",
+                comment,
+            ),
         )
         for table, chain, match, target, comment in want
     ]
