@@ -25,6 +25,7 @@ from cni_hostport.errors import HostPortError
 from cni_hostport.helper import log as logs
 from cni_hostport.helper.answer import Answer
 from cni_hostport.helper.core import Core
+from cni_hostport.helper.iptools import IptablesTools
 from cni_hostport.helper.machine import KernelMachine, KernelOpener
 from cni_hostport.helper.metrics import Metrics
 from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER, Reconciler
@@ -35,6 +36,8 @@ from cni_hostport.host import nftcmd
 from cni_hostport.host.nfevents import NftEvents
 from cni_hostport.host.nfnetlink import Nftables
 from cni_hostport.host.records import RecordStore
+from cni_hostport.hostport.backend import Backend
+from cni_hostport.hostport.iptables import IptablesBackend
 from cni_hostport.hostport.manager import HostPortManager
 from cni_hostport.hostport.nftables import NftablesBackend
 from cni_hostport.hostport.record import Record
@@ -73,7 +76,11 @@ class Helper:
         self.machine = KernelMachine()
         self.nft = Nftables()
         self.metrics = Metrics()
-        backends = {"nftables": NftablesBackend(self.nft, nftcmd.load)}
+        self.iptools = IptablesTools()
+        backends: dict[str, Backend] = {
+            "nftables": NftablesBackend(self.nft, nftcmd.load),
+            "iptables": IptablesBackend(self.iptools),
+        }
         self.manager = HostPortManager(KernelOpener(), backends, self.machine, self.store)
         self.core = Core(self.manager, run_dir, self.metrics)
         self.reconciler = Reconciler(self.manager, self.metrics)
