@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from cni_hostport.cni_fields import ifname_error
-from cni_hostport.cni_json import show
+from cni_hostport.cni_json import replace_surrogates, show
 from cni_hostport.errors import BadEnvironment
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -70,6 +70,5 @@ def parse_args(text: str) -> dict[str, str]:
 
     Bytes that are no UTF-8 become U+FFFD.
     """
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    pairs = (part.partition("=") for part in text.split(";"))
+    pairs = (part.partition("=") for part in replace_surrogates(text).split(";"))
     return {key: value for key, equals, value in pairs if key and equals}

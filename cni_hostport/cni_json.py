@@ -105,12 +105,17 @@ def _too_deep(value: object) -> bool:
 def _without_surrogates(value: Any) -> Any:
     """Half a surrogate pair in an escape becomes U+FFFD: it could never be written as UTF-8."""
     if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
+        return replace_surrogates(value)
     if isinstance(value, list):
         return [_without_surrogates(item) for item in value]
     if isinstance(value, dict):
         return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
     return value
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with every half of a surrogate pair replaced by U+FFFD."""
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def kind(value: object) -> str:

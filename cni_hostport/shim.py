@@ -7,18 +7,17 @@ than ``sys``, ``posix``, ``time`` and ``_socket``: the bundle's plugin executabl
 no other module, and a call that starts more of Python costs a multiple. It must never
 send one request twice while a helper may still be at it.
 
-Request: a 16-byte header (``CHP``, protocol, kind, flags, two zero bytes, length of
-the environment, length of the body; both 32 bits, network order), the environment
-as NUL-separated ``KEY=VALUE``, the body. Descriptors come with the first bytes.
-Answer: a 16-byte header (``CHP``, protocol, exit status, three zero bytes, length
-for stdout, length for stderr), then the two texts.
+Request: 16 bytes (``CHP``, protocol, kind, flags, two zero bytes, length of the environment,
+length of the body; both 32 bits, network order), the environment as NUL-separated
+``KEY=VALUE``, the body; descriptors come with the first bytes. Answer: 16 bytes (``CHP``,
+protocol, exit status, three zero bytes, length for stdout, for stderr), the two texts.
 """
 
 import posix
 import sys
 import time
 
-TYPE_CHECKING = False  # the name that type checkers take for true; typing itself is too heavy
+TYPE_CHECKING = False  # what type checkers take for true; typing itself is too heavy
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Iterable, Mapping
@@ -41,18 +40,18 @@ SUN_PATH_MAX = 107
 LONG = 8 if sys.maxsize > 1 << 32 else 4
 
 DEFAULT_LIMIT = 29.0
-LIMITS = {b"DEL": 4.5, b"STATUS": 0.45}
+LIMITS = {b"DEL": 4.5, b"STATUS": 0.4}
 """Seconds until a verb gives up waiting; a little under what users are promised
 (30, 5 and 0.5), so that what is printed then arrives in time as well."""
 
 SUPPORTED = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
-VERSION_ANSWER = (
-    b'{"cniVersion":"1.1.0","supportedVersions":["' + '","'.join(SUPPORTED).encode() + b'"]}\n'
+VERSION_ANSWER = b'{"cniVersion":"1.1.0","supportedVersions":[%s]}\n' % (
+    ",".join([f'"{version}"' for version in SUPPORTED]).encode()
 )
 ABOUT = (
-    b"cni-hostport: gives pods their host ports; a CNI plugin, called by a container runtime\n"
-    b"CNI protocol versions supported: " + ", ".join(SUPPORTED).encode() + b"\n"
-)
+    "cni-hostport: gives pods their host ports; a CNI plugin, called by a container runtime\n"
+    f"CNI protocol versions supported: {', '.join(SUPPORTED)}\n"
+).encode()
 
 
 class ForeignProtocol(Exception):
@@ -68,10 +67,9 @@ def pack_request(kind: bytes, flags: int, env: "Mapping[bytes, bytes]", body: by
 def parse_request_header(header: bytes) -> tuple[int, bytes, int, int, int]:
     """(protocol, kind, flags, bytes of environment, bytes of body). Raises ForeignProtocol."""
     protocol = _protocol_of(header)
-    kind, flags = header[4:5], header[5]
-    if kind not in {KIND_CALL, KIND_OPERATOR} or header[6:8] != b"\0\0":
+    if header[4:5] not in {KIND_CALL, KIND_OPERATOR}:
         raise ForeignProtocol(f"no request that we know: {header!r}")
-    return protocol, kind, flags, *_lengths(header)
+    return protocol, header[4:5], header[5], *_lengths(header)
 
 
 def parse_env(block: bytes) -> dict[bytes, bytes]:
@@ -190,9 +188,9 @@ def read_stdin() -> bytes:
     parts = []
     room = MAX_STDIN + 1
     try:
-        while room > 0:
-            parts.append(posix.read(0, min(room, 1 << 16)))
-            room = room - len(parts[-1]) if parts[-1] else 0
+        while room > 0 and (part := posix.read(0, min(room, 1 << 16))):
+            parts.append(part)
+            room -= len(part)
     except OSError:
         pass
     return b"".join(parts)
@@ -216,18 +214,15 @@ def call_request(body: bytes) -> tuple[bytes, list[int]]:
 def write_all(descriptor: int, data: bytes) -> bool:
     """Write everything; False when the other end is gone or does not read for 10 s."""
     view = memoryview(data)
-    patience = 2000
-    while view:
+    end = time.monotonic() + 10
+    while view and time.monotonic() < end:
         try:
             view = view[posix.write(descriptor, view) :]
         except BlockingIOError:  # a pipe that its owner made non-blocking
-            patience -= 1
-            if not patience:
-                return False
             time.sleep(0.005)
         except OSError:
-            return False
-    return True
+            break
+    return not view
 
 
 def finish(status: int, out: bytes, err: bytes = b"") -> "NoReturn":
@@ -240,11 +235,8 @@ def finish(status: int, out: bytes, err: bytes = b"") -> "NoReturn":
 def open_standard_descriptors() -> None:
     """Put /dev/null where 0, 1 or 2 is closed, before a socket takes the number."""
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
-        number = 0
-        while number <= 2:
-            number = posix.open(b"/dev/null", posix.O_RDWR)
-            if number <= 2:
-                posix.set_inheritable(number, True)
+        while (number := posix.open(b"/dev/null", posix.O_RDWR)) <= 2:
+            posix.set_inheritable(number, True)
         posix.close(number)
 
 
@@ -262,11 +254,12 @@ def run_program(arguments: list[str]) -> "NoReturn":
     command = program() + arguments
     env = {key: value for key, value in posix.environ.items() if not key.startswith(ours)}
     posix.execve(command[0], command, env)
-    raise OSError("execve came back")
 
 
 def hand_over(command: bytes, reason: str, body: bytes | None) -> "NoReturn":
     """Leave the call to the slow path; ``body`` is what was read of stdin, None = nothing yet."""
+    if command == b"STATUS" and reason == "timeout":  # no time left for another program
+        refuse(command, b"the cni-hostport helper does not answer")
     try:
         if body is not None:
             memory = posix.memfd_create("stdin", 0)
@@ -283,36 +276,27 @@ def refuse(command: bytes, text: bytes) -> "NoReturn":
     """Answer with nobody's help; ``text`` must hold nothing that JSON escapes."""
     if command == b"DEL":  # a failing DEL keeps bridge and IPAM from cleaning up
         finish(0, b"", text + b"\n")
-    code = 50 if command == b"STATUS" else 11
-    finish(1, b'{"cniVersion":"1.1.0","code":%d,"msg":"%s","details":""}\n' % (code, text))
-
-
-def timed_out(command: bytes, body: bytes | None) -> "NoReturn":
-    """The helper is there and does not answer."""
-    if command == b"STATUS":  # its limit has no room for another program
-        refuse(command, b"the cni-hostport helper does not answer")
-    hand_over(command, "timeout", body)
+    answer = b'{"cniVersion":"1.1.0","code":%d,"msg":"%s","details":""}\n'
+    finish(1, answer % (50 if command == b"STATUS" else 11, text))
 
 
 def call(command: bytes) -> "NoReturn":
     """Serve one CNI call through the helper."""
     limit = LIMITS.get(command, DEFAULT_LIMIT)
-    start = time.monotonic()
+    end = time.monotonic() + limit
     try:  # before stdin is read: where there is no helper the slow path needs it whole
         sock = connect(run_dir(), limit)
     except BlockingIOError:
-        timed_out(command, None)
+        hand_over(command, "timeout", None)
     except Exception:
         hand_over(command, "refused", None)
-    waited = time.monotonic() - start
+    left = end - time.monotonic()  # how long the caller takes to write stdin is its own affair
     body = read_stdin()
     try:
         frame, descriptors = call_request(body)
-        # How long the caller takes to write stdin is the caller's time, not the helper's.
-        deadline = time.monotonic() + limit - waited
-        status, out, err = exchange(sock, frame, descriptors, deadline)
+        status, out, err = exchange(sock, frame, descriptors, time.monotonic() + left)
     except TimeoutError:
-        timed_out(command, body)
+        hand_over(command, "timeout", body)
     except ForeignProtocol:
         hand_over(command, "protocol", body)
     except Exception:

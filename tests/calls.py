@@ -65,16 +65,35 @@ def body_of(outcome):
 
 @contextlib.contextmanager
 def run_directory():
-    """A short private run directory; ends every stand-in that was started for it."""
+    """A short private run directory; ends every helper that was started for it."""
     path = tempfile.mkdtemp(prefix="chp-", dir="/tmp")
     try:
         yield path
     finally:
-        for pid in started(path):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-                if b"helper" in file.read().split(b"\0"):
-                    os.kill(pid, signal.SIGKILL)
+        for pid in helpers_of(path):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(path, ignore_errors=True)
+
+
+def helpers_of(run_dir):
+    """Pids of the helpers whose run directory this is."""
+    wanted = b"CNI_HOSTPORT_RUN_DIR=" + os.fsencode(run_dir)
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and b"helper" in _entries(name, "cmdline"):
+                entries = _entries(name, "environ")
+                if any(e == wanted or e.startswith(wanted + b"/") for e in entries):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def _entries(pid, name):
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read().split(b"\0")
 
 
 def started(run_dir):

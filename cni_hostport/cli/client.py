@@ -48,3 +48,10 @@ def complain(error: Exception) -> int:
     """Say why on stderr; the exit status that goes with it."""
     print(f"cni-hostport: {error}", file=sys.stderr)
     return NO_HELPER if isinstance(error, NoHelper) else 1
+
+
+def who(entry: dict[str, Any]) -> str:
+    """How a list names an attachment."""
+    pod = "/".join(filter(None, (entry["namespace"], entry["pod"])))
+    container = f"container {entry['containerID'][:12]} on {entry['network']}"
+    return f"{pod} ({container})" if pod else container

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cni_hostport import shim
 from cni_hostport.errors import HostPortError
+from cni_hostport.host import light
 from cni_hostport.host.startup import open_run_dir
 
 EPILOG = """\
@@ -32,6 +33,11 @@ def main(argv: Sequence[str]) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="take over from a running helper: its sockets are never free in between",
+    )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
@@ -42,6 +48,9 @@ def main(argv: Sequence[str]) -> int:
         os.close(open_run_dir(run_dir))
     except HostPortError as error:
         parser.exit(1, f"cni-hostport: {error}\n")
+    light.load_asyncio()
     from cni_hostport.helper.run import serve
 
-    return serve(Path(run_dir), arguments.log_format, arguments.log_level)
+    return serve(
+        Path(run_dir), arguments.log_format, arguments.log_level, replace=arguments.replace
+    )

@@ -91,6 +91,17 @@ class Connection:
         self._loop.call_soon_threadsafe(self._flush)
         return True
 
+    @property
+    def silent(self) -> bool:
+        """Whether it is connected and has sent nothing yet."""
+        return self._open and not self._whole and not self._data and not self._fds
+
+    def detach(self) -> socket.socket:
+        """Give the socket away; this object is done. Loop thread only."""
+        kept = self._sock.dup()
+        self.close()
+        return kept
+
     def close(self) -> None:
         """Let go of the socket and of descriptors nobody took. Loop thread only."""
         if not self._open:

@@ -64,6 +64,25 @@ class IptablesTools:
             if tools is not chosen and has_ours(self.chains(flavour)):
                 yield tools
 
+    def fixed(self, flavour: str) -> Runner:
+        """Tools of a flavour. Raises NetfilterFailed where they are missing."""
+        if flavour not in self._found:
+            self.refresh()
+        tools = self._found.get(flavour)
+        if tools is None:
+            raise NetfilterFailed(f"iptables-{flavour} is not installed on this node")
+        return tools
+
+    def filtering(self) -> dict[str, frozenset[Family]]:
+        """Families in which each flavour has a FORWARD chain now; no process runs."""
+        nft = set()
+        for family in Family:
+            with contextlib.suppress(OSError):
+                if any(c.name == "FORWARD" for c in self._readers["filter"].chains(family)):
+                    nft.add(family)
+        legacy = {f for f in Family if "filter" in iptables.legacy_tables(f)}
+        return {"nft": frozenset(nft), "legacy": frozenset(legacy)}
+
     def chains(self, flavour: str) -> frozenset[str]:
         """Names of all chains of a flavour, both families."""
         names: set[str] = set()

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from cni_hostport.host import light
+
+light.unexecuted("prometheus_client")
+
+from prometheus_client.metrics import Counter, Histogram  # noqa: E402
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric  # noqa: E402
+from prometheus_client.registry import Collector, CollectorRegistry  # noqa: E402
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30)
 
@@ -73,4 +77,6 @@ class Metrics:
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
+        from prometheus_client.exposition import generate_latest  # brings HTTP and TLS along
+
         return generate_latest(self._registry)

@@ -31,6 +31,10 @@ _BACKLOG = 1024
 _SO_PEERCRED = struct.Struct("=iII")
 
 Operation = Callable[[Mapping[str, object]], Answer]
+Handover = Callable[[socket.socket, list[socket.socket]], None]
+
+HANDOVER_PATIENCE = 2.0
+"""Seconds that clients in the middle of a request have before a hand-over goes on."""
 
 
 def listen(path: Path) -> socket.socket:
@@ -63,8 +67,12 @@ class Server:
         worker: Worker,
         operations: Mapping[str, Operation],
         problem: Callable[[], str],
+        jobs: Mapping[str, Operation] | None = None,
+        handover: Handover | None = None,
     ) -> None:
         self._sock = sock
+        self._handover = handover
+        self._jobs = jobs or {}
         self._core = core
         self._worker = worker
         self._operations = operations
@@ -94,8 +102,12 @@ class Server:
                 client.close()
                 continue
             self._make_room()
-            connection = Connection(client, self._loop, self._received, self._forget)
-            self._clients[connection] = None
+            self.serve(client)
+
+    def serve(self, client: socket.socket) -> None:
+        """Serve one connected client."""
+        connection = Connection(client, self._loop, self._received, self._forget)
+        self._clients[connection] = None
 
     def _may_speak(self, client: socket.socket) -> bool:
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _SO_PEERCRED.size)
@@ -161,12 +173,41 @@ class Server:
     def _operate(self, connection: Connection, request: Request) -> None:
         try:
             wish = json.loads(request.body)
-            operation = self._operations[wish["op"]]
+            name = wish["op"]
         except (ValueError, KeyError, TypeError):
-            connection.answer(Answer(2, b"", b"unknown operation\n"))
+            connection.answer(Answer(2, b"", b"no operation\n"))
             return
-        try:
-            connection.answer(operation(wish))
-        except Exception as error:
-            log.exception("operation failed")
-            connection.answer(Answer(1, b"", f"{type(error).__name__}: {error}\n".encode()))
+        if name == "handover" and self._handover is not None:
+            self._begin_handover(connection)
+        elif name in self._operations:
+            _perform(self._operations[name], wish, connection)
+        elif name in self._jobs:
+            self._worker.submit(lambda: _perform(self._jobs[name], wish, connection))
+        else:
+            connection.answer(Answer(2, b"", b"unknown operation\n"))
+
+    def _begin_handover(self, connection: Connection) -> None:
+        """Accept no more, let those in the middle finish, then hand everything over."""
+        channel = connection.detach()
+        channel.setblocking(True)
+        self.stop()
+        deadline = self._loop.time() + HANDOVER_PATIENCE
+        self._continue_handover(channel, deadline)
+
+    def _continue_handover(self, channel: socket.socket, deadline: float) -> None:
+        busy = any(not c.silent for c in self._clients)
+        if busy and self._loop.time() < deadline:
+            self._loop.call_later(0.005, self._continue_handover, channel, deadline)
+            return
+        clients = [c.detach() for c in list(self._clients) if c.silent]
+        handover = self._handover
+        assert handover is not None
+        self._worker.submit(lambda: handover(channel, clients))
+
+
+def _perform(operation: Operation, wish: Mapping[str, object], connection: Connection) -> None:
+    try:
+        connection.answer(operation(wish))
+    except Exception as error:
+        log.exception("operation failed")
+        connection.answer(Answer(1, b"", f"{type(error).__name__}: {error}\n".encode()))

@@ -127,7 +127,7 @@ def run(
 
     A status other than 0 is a value, not an error (``.check()`` makes it one).
     Output that is no UTF-8 survives as surrogates. Raises CommandMissing,
-    CommandTimeout.
+    CommandTimeout, and OSError where the machine has no descriptors or processes left.
     """
     program = argv[0] if argv[0].startswith("/") else find(argv[0])
     if program is None:
@@ -143,7 +143,7 @@ def run(
             cwd="/",
             start_new_session=True,
         )
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise CommandMissing(argv, f"cannot be executed: {error.strerror}") from None
     out, err = _finish(process, argv, data, timeout)
     rc = process.returncode

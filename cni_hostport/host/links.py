@@ -4,8 +4,7 @@ Decides which addresses count (every one of both families but IPv6 link-local;
 tentative and deprecated ones too) and which kernel events can touch them. It
 must never do work for the events of a pod's links: each pod makes about ten,
 and none of them concerns an address that counts. pyroute2 reads the full list
-and decodes the events that matter; it is imported when the first list is read,
-since it costs a tenth of a second and ten megabytes.
+and decodes the events that matter, by its address message alone.
 """
 
 from __future__ import annotations
@@ -13,21 +12,26 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from cni_hostport.host import light
+from cni_hostport.host.nlsocket import NetlinkSocket
 from cni_hostport.model import IPAddress
 from cni_hostport.netfilter import nlwire
 
-_NEWLINK, _DELLINK, _NEWADDR, _DELADDR = 16, 17, 20, 21
+_NEWLINK, _DELLINK, _NEWADDR, _DELADDR, _GETADDR = 16, 17, 20, 21, 22
 _GROUPS = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 _SO_RCVBUFFORCE = 33
 _RECEIVE_BYTES = 65536
 # A burst of a hundred pods queues a thousand link events of some 4 KiB each.
 _QUEUE_BYTES = 8 << 20
+
+# A storm that overtakes this many sends events, and those mend what is missing.
+_DUMP_TRIES = 5
 
 _AF_UNSPEC, _AF_INET6 = 0, 10
 _IFINFO = struct.Struct("=BxHiII")
@@ -78,12 +82,10 @@ class NodeAddresses:
 
         Cost grows with the links of the node: for the start and for lost events.
         """
-        from pyroute2 import IPRoute
-
         before = self.addresses
-        with IPRoute() as route:
-            listed = [message for message in route.get_addr() if _counts(message)]
-            names = {m["index"]: m.get("ifname") for m in route.get_links()}
+        listed = [message for message in _dump() if _counts(message)]
+        # After the addresses, so that each has its link. A thirtieth of pyroute2's get_links().
+        names = dict(socket.if_nameindex())
         self._entries, self._links = {}, {}
         for message in listed:
             name = names.get(message["index"])
@@ -183,6 +185,17 @@ class AddressEvents:
         return (addresses.refresh() or changed) if lost else changed
 
 
+def _dump() -> list[Mapping[str, Any]]:
+    """Every address of the namespace, decoded; read again when it changed meanwhile."""
+    with NetlinkSocket(socket.NETLINK_ROUTE) as netlink:
+        for _ in range(_DUMP_TRIES):
+            listed = netlink.dump(_GETADDR, bytes(_IFADDR.size))
+            # The kernel marks a dump that a change overtook; it may lack any entry.
+            if not any(m.flags & nlwire.NLM_F_DUMP_INTR for m in listed):
+                break
+    return [_decode(message) for message in listed]
+
+
 def _apply(addresses: NodeAddresses, message: nlwire.Message) -> bool:
     if message.kind in (_NEWADDR, _DELADDR):
         return _apply_address(addresses, message)
@@ -196,10 +209,7 @@ def _apply_address(addresses: NodeAddresses, message: nlwire.Message) -> bool:
     if family == _AF_INET6 and scope == _SCOPE_LINK:
         return False
     take = addresses.add if message.kind == _NEWADDR else addresses.remove
-    changed = False
-    for decoded in _decode(message):
-        changed |= take(decoded)
-    return changed
+    return take(_decode(message))
 
 
 def _apply_link(addresses: NodeAddresses, kind: int, body: bytes) -> bool:
@@ -216,11 +226,21 @@ def _apply_link(addresses: NodeAddresses, kind: int, body: bytes) -> bool:
     return name is not None and addresses.rename_link(index, nlwire.text(name))
 
 
-def _decode(message: nlwire.Message) -> Iterator[Mapping[str, Any]]:
-    from pyroute2.netlink.rtnl.marshal import MarshalRtnl
+def _decode(message: nlwire.Message) -> Mapping[str, Any]:
+    """An address message as pyroute2 reads it.
+
+    Its class for it is all that is loaded: a whole IPRoute brings sockets for every
+    protocol, an event loop and OpenSSL, 9 MB that a helper would keep for its life.
+    """
+    light.unexecuted("pyroute2")
+    from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 
     raw = nlwire.message(message.kind, message.flags, message.sequence, message.body)
-    return iter(MarshalRtnl().parse(raw))
+    decoded = ifaddrmsg(raw)
+    decoded.decode()
+    names = {"address": "IFA_ADDRESS", "local": "IFA_LOCAL"}
+    fields = {key: decoded.get_attr(name) for key, name in names.items()}
+    return {"index": decoded["index"], "prefixlen": decoded["prefixlen"], **fields}
 
 
 def _local(message: Mapping[str, Any]) -> str:

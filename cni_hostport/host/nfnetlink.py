@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cni_hostport.host.nfsocket import NetfilterSocket
 from cni_hostport.model import Family
@@ -103,8 +103,18 @@ class Nftables:
         Raises NftError: ENOENT where the set or the table is missing, EAGAIN when
         others change the ruleset faster than it can be read.
         """
-        request = nfmsg.dump_elements(self.table, family, set_name, self._next())
-        return nfelem.elements(self._dump(request))
+        seen = -1
+        for _ in range(_DUMP_TRIES):
+            found = nfelem.elements(
+                self._dump(lambda n: nfmsg.dump_elements(self.table, family, set_name, n))
+            )
+            # the kernel resizes a hash table some time after a change, and a dump
+            # meanwhile loses elements: the count must be right, or, where an older
+            # kernel does not count, two dumps must agree
+            if len(found) in (seen, self._count(family, set_name)):
+                return found
+            seen = len(found)
+        raise _churn()
 
     def rules(self, family: Family) -> list[Rule]:
         """Rules of our table in order; empty where the table is missing. Raises NftError."""
@@ -130,7 +140,7 @@ class Nftables:
 
     def tables(self) -> list[tuple[int, str]]:
         """(family number, name) of every table there is. Raises NftError."""
-        return nfreply.tables(self._dump(nfmsg.dump_tables(self._next())))
+        return nfreply.tables(self._dump(nfmsg.dump_tables))
 
     def generation(self) -> int:
         """Number of the ruleset: as long as it stays the same, nobody changed anything."""
@@ -223,23 +233,39 @@ class Nftables:
             raise failure
         return found
 
+    def _count(self, family: Family, set_name: str) -> int | None:
+        for msg in self._request(nfmsg.get_set(self.table, family, set_name, self._next())):
+            if msg.kind == nfmsg.NEWSET:
+                return nfreply.set_count(msg)
+        return None
+
     def _objects(self, kind: int, family: Family) -> list[bytes]:
         try:
-            return self._dump(nfmsg.dump_objects(kind, self.table, family, self._next()))
+            return self._dump(lambda n: nfmsg.dump_objects(kind, self.table, family, n))
         except NftError as error:
             if error.errno == errno.ENOENT:
                 return []
             raise
 
-    def _dump(self, request: bytes) -> list[bytes]:
+    def _dump(self, build: Callable[[int], bytes]) -> list[bytes]:
+        """A dump during which nobody changed anything: the generation stays the same.
+
+        That the generation is the same in all messages of a dump (their res_id)
+        would not do: a change while the last one is filled shows in none.
+        """
         for _ in range(_DUMP_TRIES):
-            datagrams = self._exchange(request)
+            before = nfmsg.get_generation(self._next())
+            datagrams = self._exchange(before + build(self._next()))
             end = nfreply.dump_end(datagrams, self._sequence)
             if end.errno:
                 raise NftError(end.errno, end.text or os.strerror(end.errno))
-            if not end.overtaken:
+            if not end.overtaken and end.generation == self.generation():
                 return datagrams
-        raise NftError(errno.EAGAIN, "the ruleset changes faster than it can be read")
+        raise _churn()
+
+
+def _churn() -> NftError:
+    return NftError(errno.EAGAIN, "the ruleset changes faster than it can be read")
 
 
 def _lost(error: OSError) -> NftError:

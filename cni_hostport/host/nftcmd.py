@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from cni_hostport.errors import NetfilterFailed
+from cni_hostport.errors import NetfilterFailed, TryAgain
 from cni_hostport.host import commands
 
 _VERSION = re.compile(r"nftables v(\d+)\.(\d+)(?:\.(\d+))?")
@@ -18,7 +18,8 @@ _VERSION = re.compile(r"nftables v(\d+)\.(\d+)(?:\.(\d+))?")
 def load(text: str, timeout: float = 10.0) -> None:
     """Apply a ruleset text in one transaction; ``timeout`` in seconds.
 
-    Raises NetfilterFailed (code 102) with nft's own words and nothing changed.
+    Raises NetfilterFailed (code 102) with nft's own words and nothing changed,
+    TryAgain (code 11) where no process can be started now.
     """
     try:
         result = commands.run(["nft", "-f", "-"], text, timeout)
@@ -28,6 +29,8 @@ def load(text: str, timeout: float = 10.0) -> None:
         ) from None
     except commands.CommandTimeout as error:
         raise NetfilterFailed("nft did not answer", error.words) from None
+    except OSError as error:
+        raise TryAgain("cannot start nft", str(error)) from None
     if result.rc:
         raise NetfilterFailed("nft refused the rules", result.words or f"exit status {result.rc}")
 
@@ -36,7 +39,7 @@ def version() -> tuple[int, int, int] | None:
     """Version of the node's nft, None where there is none that says it."""
     try:
         result = commands.run(["nft", "--version"], None, 5.0)
-    except commands.CommandError:
+    except (commands.CommandError, OSError):
         return None
     found = _VERSION.search(result.stdout)
     if found is None:

@@ -31,7 +31,7 @@ _INET_CONF = 1
 _ROUTE_LOCALNET = 26  # counted from 1 when set; the array that is read starts at 0
 
 # rtnetlink.h
-_RTA_DST, _RTA_OIF = 1, 4
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_VIA = 1, 4, 5, 18
 _UNICAST, _LOCAL = 1, 2
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
@@ -71,7 +71,7 @@ class Rtnl:
         self._netlink.close()
 
     def route_link(self, address: IPAddress) -> int | None:
-        """Number of the link that packets to ``address`` leave by; None: no route.
+        """Number of the link that ``address`` is directly on; None: no route, or a gateway's.
 
         Raises OSError when the kernel does not answer.
         """
@@ -86,7 +86,10 @@ class Rtnl:
         # An unreachable IPv6 route answers like any other, by lo.
         if _RTMSG.unpack_from(answer.body)[7] not in (_UNICAST, _LOCAL):
             return None
-        found = nlwire.attribute_map(answer.body, _RTMSG.size).get(_RTA_OIF)
+        attributes = nlwire.attribute_map(answer.body, _RTMSG.size)
+        if _RTA_GATEWAY in attributes or _RTA_VIA in attributes:
+            return None  # the pod is behind another node or a router: not our link
+        found = attributes.get(_RTA_OIF)
         return None if found is None else int(_U32.unpack(found)[0])
 
     def link(self, which: int | str) -> Link | None:
@@ -148,13 +151,17 @@ def parse_link(body: bytes) -> Link:
 def _hairpin(info: dict[int, bytes]) -> bool | None:
     if nlwire.text(info.get(_INFO_SLAVE_KIND, b"")) != "bridge":
         return None
-    mode = nlwire.attribute_map(info.get(_INFO_SLAVE_DATA, b"")).get(_BRPORT_MODE)
-    return None if mode is None else mode != b"\0"
+    mode = _first(info.get(_INFO_SLAVE_DATA, b""), _BRPORT_MODE)
+    return mode != b"\0" if mode else None
 
 
 def _route_localnet(af_spec: bytes) -> bool | None:
-    inet = nlwire.attribute_map(af_spec).get(socket.AF_INET, b"")
-    conf = nlwire.attribute_map(inet).get(_INET_CONF, b"")
+    conf = _first(_first(af_spec, socket.AF_INET), _INET_CONF)
     if len(conf) < _ROUTE_LOCALNET * _U32.size:
         return None
     return bool(_U32.unpack_from(conf, (_ROUTE_LOCALNET - 1) * _U32.size)[0])
+
+
+def _first(data: bytes, kind: int) -> bytes:
+    """One attribute of many (a port has forty); ours come early, so stop there."""
+    return next((payload for found, payload in nlwire.attributes(data) if found == kind), b"")

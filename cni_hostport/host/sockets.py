@@ -60,7 +60,7 @@ def replace_wildcard(old: socket.socket, new: Sequence[HostPort]) -> list[socket
     ``old`` is closed on success. On failure (OSError) it holds on as before and
     none of ``new`` is held. While it runs (some tens of microseconds) only a
     socket that is itself bound to a device (SO_BINDTODEVICE) could slip in;
-    before Linux 5.0 one with SO_REUSEADDR could.
+    before Linux 5.0 one with SO_REUSEADDR could. Needs CAP_NET_RAW.
     """
     return _exchange((old,), new)
 

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 LOG_NAME = "helper.log"
 LOCK_NAME = "start.lock"
+_BOOT_LOADER = "[PYI-"  # under a traceback the bundle's boot loader says only that there is one
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
+_AGAIN = 0.5
+"""Seconds until another is started after one that met a living helper and left."""
 _SYSTEMD = "/run/systemd/system"
 _SYSTEMD_RUN = ("/usr/bin/systemd-run", "/bin/systemd-run")
 _ADVICE = "set CNI_HOSTPORT_RUN_DIR to a directory that only root may write, or mend this one"
@@ -150,7 +153,7 @@ class _Start:
         self._locked = False
         self._ways = ways_to_start()
         self._child = 0
-        self._child_ended = 0.0
+        self._child_ended = -_AGAIN
         self._log_start = 0
 
     def close(self) -> None:
@@ -168,7 +171,7 @@ class _Start:
                 self._locked = True  # who held it may have brought one up: connect before starting
         elif self._child:
             self._watch()
-        elif time.monotonic() >= self._child_ended + 0.1:
+        elif time.monotonic() >= self._child_ended + _AGAIN:
             with contextlib.suppress(FileNotFoundError):
                 self._log_start = os.stat(self.log).st_size
             self._child = spawn(self._ways[0], self.log)
@@ -177,9 +180,10 @@ class _Start:
         pid, status = os.waitpid(self._child, os.WNOHANG)
         if not pid:
             return
-        self._child, self._child_ended = 0, time.monotonic()
+        self._child = 0
         code = os.waitstatus_to_exitcode(status)
         if code == 0:  # it met another helper, one that is coming up or going down
+            self._child_ended = time.monotonic()
             return
         if len(self._ways) > 1:
             del self._ways[0]
@@ -198,4 +202,5 @@ class _Start:
                 lines = file.read().decode("utf-8", "replace").split("\n")
         except OSError:
             return ""
-        return next((line.strip()[-500:] for line in reversed(lines) if line.strip()), "")
+        said = (line.strip()[-500:] for line in reversed(lines))
+        return next((line for line in said if line and not line.startswith(_BOOT_LOADER)), "")

@@ -7,6 +7,7 @@ and status can never disagree.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from ipaddress import IPv4Network
 
 from cni_hostport.errors import InvalidConfig
@@ -90,7 +91,12 @@ def planned_holds(attachment: Attachment, node: NodeView) -> tuple[HostPort, ...
     for claim in attachment.claims():
         if claim.protocol is not Protocol.SCTP:
             holds.update(dict.fromkeys(_holds_of(claim, attachment.options, node)))
-    return tuple(holds)
+    return tuple(h for h in holds if h.address is None or not _covered(h, holds))
+
+
+def _covered(hold: HostPort, holds: Collection[HostPort]) -> bool:
+    """Whether the wildcard of the same attachment reserves the address already."""
+    return hold.model_copy(update={"address": None}) in holds
 
 
 def _holds_of(claim: HostPort, options: Options, node: NodeView) -> tuple[HostPort, ...]:

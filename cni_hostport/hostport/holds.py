@@ -8,7 +8,7 @@ Never listens, never reads.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,10 @@ class Holder(Protocol):
 
 class Blocker(Protocol):
     """Somebody who has a port; ``text()`` names process and pid."""
+
+    @property
+    def kind(self) -> str:
+        """``listener``, ``bound`` or ``unknown``."""
 
     def text(self) -> str: ...
 
@@ -44,7 +48,7 @@ class Held:
     """One attachment's sockets and what it still waits for."""
 
     sockets: dict[HostPort, Holder] = field(default_factory=dict)
-    waiting: set[HostPort] = field(default_factory=set)
+    waiting: frozenset[HostPort] = frozenset()
 
 
 class Holds:
@@ -53,6 +57,15 @@ class Holds:
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
         self._held: dict[str, Held] = {}
+        self._watcher: Callable[[str, list[Holder]], None] = lambda _key, _holders: None
+
+    def watch(self, watcher: Callable[[str, list[Holder]], None]) -> None:
+        """Call back with an attachment's sockets whenever they change."""
+        self._watcher = watcher
+
+    def _tell(self, key: str) -> None:
+        entry = self._held.get(key)
+        self._watcher(key, list(entry.sockets.values()) if entry else [])
 
     def held(self, key: str) -> frozenset[HostPort]:
         """Ports really held for the attachment."""
@@ -62,7 +75,7 @@ class Holds:
     def waiting(self, key: str) -> frozenset[HostPort]:
         """Ports mapped but not held yet."""
         entry = self._held.get(key)
-        return frozenset(entry.waiting) if entry else frozenset()
+        return entry.waiting if entry else frozenset()
 
     def keys(self) -> tuple[str, ...]:
         """Attachments that hold or wait for something."""
@@ -115,9 +128,11 @@ class Holds:
                 holder.close()
         kept = {p: s for p, s in entry.sockets.items() if p in want}
         if kept or new or waiting:
-            self._held[key] = Held({**kept, **new}, waiting)
+            self._held[key] = Held({**kept, **new}, frozenset(waiting))
         else:
             self._held.pop(key, None)
+        if new or surplus:
+            self._tell(key)
 
     def release(self, key: str) -> None:
         """Close all of the attachment's sockets; fine if it has none."""
@@ -125,6 +140,7 @@ class Holds:
         if entry is not None:
             for holder in entry.sockets.values():
                 holder.close()
+            self._tell(key)
 
     def retry(self, key: str) -> frozenset[HostPort]:
         """Try to hold what is waited for; returns the ports gained."""
@@ -139,6 +155,8 @@ class Holds:
                 continue
             gained.add(port)
         entry.waiting -= gained
+        if gained:
+            self._tell(key)
         return frozenset(gained)
 
     def _scan(self, ports: Iterable[HostPort]) -> None:
@@ -160,10 +178,20 @@ class Holds:
                 return False
             if error.errno != errno.EADDRINUSE:
                 raise IOFailure(f"cannot hold host port {port}", str(error.strerror)) from error
-            blocker = self._opener.blocker(port)
-            if blocker is None:
-                return False
-            raise _in_use(port, blocker.text()) from error
+            return self._explain(port, new, error)
+
+    def _explain(self, port: HostPort, new: dict[HostPort, Holder], error: OSError) -> bool:
+        """False if only connections have the port; PortInUse names whoever else does."""
+        blocker = self._opener.blocker(port)
+        if blocker is None:
+            return False
+        if blocker.kind == "unknown":  # whoever it was may be gone since
+            try:
+                new[port] = self._opener.open(port)
+                return True
+            except OSError:
+                pass
+        raise _in_use(port, blocker.text()) from error
 
     def _convert(
         self,
@@ -198,7 +226,7 @@ class Holds:
                 entry.sockets[port] = self._opener.open(port)
             except OSError:
                 entry.sockets.pop(port, None)
-                entry.waiting.add(port)
+                entry.waiting |= {port}
 
 
 def _near(port: HostPort, surplus: Iterable[HostPort]) -> list[HostPort]:

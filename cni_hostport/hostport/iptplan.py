@@ -20,8 +20,8 @@ from cni_hostport.hostport.placed import Placed
 from cni_hostport.model import (
     Family,
     IPAddress,
-    IPInterface,
     Options,
+    PodAddress,
     PortMapping,
     Protocol,
 )
@@ -130,7 +130,7 @@ def _jump(family: Family, chain: str, mapping: PortMapping, placed: Placed) -> J
 
 def _chain_rules(
     family: Family,
-    pod: IPInterface,
+    pod: PodAddress,
     mapping: PortMapping,
     where: Iterable[IPAddress | None],
     placed: Placed,
@@ -154,7 +154,7 @@ def _chain_rules(
         yield (*comment, *match, "-j", "DNAT", "--to-destination", target)
 
 
-def _external_sources(family: Family, pod: IPInterface, placed: Placed) -> list[Args]:
+def _external_sources(family: Family, pod: PodAddress, placed: Placed) -> list[Args]:
     """Sources that need masquerade, where a foreign chain is to see to it."""
     options = placed.attachment.options
     if options.external_set_mark_chain is None or not options.snat:
@@ -166,12 +166,12 @@ def _external_sources(family: Family, pod: IPInterface, placed: Placed) -> list[
     return [*loopback, ("-s", str(near))]
 
 
-def _has_neighbours(pod: IPInterface, placed: Placed) -> bool:
+def _has_neighbours(pod: PodAddress, placed: Placed) -> bool:
     # only on a bridge do neighbours answer each other past the node
     return placed.link.is_bridge and pod.network.prefixlen < pod.max_prefixlen
 
 
-def _masquerade(family: Family, pod: IPInterface, placed: Placed) -> Iterator[Member]:
+def _masquerade(family: Family, pod: PodAddress, placed: Placed) -> Iterator[Member]:
     options, key = placed.attachment.options, comment_words(names.owner_comment(placed.key))
     if not options.snat or options.external_set_mark_chain is not None:
         return

@@ -27,7 +27,15 @@ from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.podports import PodPortMapping, attachment_of_pod
 from cni_hostport.hostport.record import Record, link_record
 from cni_hostport.hostport.registry import Registry
-from cni_hostport.model import Attachment, Family, HostPort, Protocol, ReservePorts, family_of
+from cni_hostport.model import (
+    DEFAULT_EXCLUDED_LINKS,
+    Attachment,
+    Family,
+    HostPort,
+    Protocol,
+    ReservePorts,
+    family_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -286,12 +294,12 @@ class HostPortManager:
     def _follow_all(self, before: NodeView, node: NodeView) -> None:
         for backend in self.backends.values():
             backend.set_node(node)
-        for record in self.registry:
-            attachment = record.attachment
-            if answering.depends_on_addresses(attachment) or _exclusion_changed(
-                attachment, before, node
-            ):
-                self._follow(record)
+        # a ptp network brings an address with every pod: only those concerned are looked at
+        concerned = self.registry.bound_to_addresses()
+        if _exclusion(before) != _exclusion(node):
+            concerned = tuple(self.registry)
+        for record in concerned:
+            self._follow(record)
 
     def _follow(self, record: Record) -> None:
         options = record.attachment.options
@@ -352,16 +360,10 @@ def _same_content(
     )
 
 
-def _exclusion_changed(attachment: Attachment, before: NodeView, after: NodeView) -> bool:
-    options = attachment.options
-    return any(
-        answering.excluded_present(f, options, before)
-        != answering.excluded_present(f, options, after)
-        for f in attachment.families()
-    ) or (
-        any(answering.excluded_present(f, options, after) for f in attachment.families())
-        and before.addresses != after.addresses
-    )
+def _exclusion(node: NodeView) -> object:
+    """What wildcard sockets depend on: where a link is excluded, on every address."""
+    excluded = [node.on_links(f, DEFAULT_EXCLUDED_LINKS) for f in Family]
+    return (excluded, node.unique()) if any(excluded) else excluded
 
 
 __all__ = ["HostPortManager", "PodLink", "PodPortMapping"]

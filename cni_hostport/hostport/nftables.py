@@ -18,6 +18,7 @@ from cni_hostport.hostport.backend import Repair
 from cni_hostport.hostport.nftplan import attachment_elements, node_elements
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
+from cni_hostport.hostport.wanted import Place, Wanted, owners_of
 from cni_hostport.model import Family
 from cni_hostport.netfilter import nftrules
 from cni_hostport.netfilter.elements import Element, describe
@@ -25,7 +26,6 @@ from cni_hostport.netfilter.elements import Element, describe
 log = logging.getLogger(__name__)
 
 NODE = "node"
-Lookup = tuple[Family, str, bytes]
 Snapshot = tuple[Any, ...]
 
 
@@ -52,8 +52,7 @@ class NftablesBackend:
     def __init__(self, tables: Tables, load: Callable[[str], None]) -> None:
         self._tables = tables
         self._load = load
-        self._wanted: dict[Lookup, dict[str, Element]] = {}
-        self._by_owner: dict[str, tuple[Element, ...]] = {}
+        self._wanted = Wanted()
         self._snapshot: Snapshot | None = None
 
     @property
@@ -64,11 +63,11 @@ class NftablesBackend:
     @property
     def in_use(self) -> bool:
         """Whether any attachment wants something."""
-        return any(owner != NODE for owner in self._by_owner)
+        return any(owner != NODE for owner in self._wanted.owners())
 
     def elements_of(self, owner: str) -> tuple[Element, ...]:
         """What the owner wants at present."""
-        return self._by_owner.get(owner, ())
+        return self._wanted.of_owner(owner)
 
     def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Remember what attachments want without touching the kernel (start-up)."""
@@ -87,14 +86,14 @@ class NftablesBackend:
 
     def _assume(self, changes: Mapping[str, Iterable[Element]]) -> None:
         for owner, elements in changes.items():
-            self._set(owner, tuple(elements))
+            self._wanted.replace(owner, elements)
 
     def _apply(self, changes: Mapping[str, Iterable[Element]]) -> None:
         """Make each owner's elements exactly these, in one transaction.
 
         Raises NetfilterFailed (code 102) with nothing changed.
         """
-        before = {owner: self._by_owner.get(owner, ()) for owner in changes}
+        before = {owner: self._wanted.of_owner(owner) for owner in changes}
         old = self._kernel_view(changes, before)
         self._assume(changes)
         new = self._kernel_view(changes, before)
@@ -189,19 +188,16 @@ class NftablesBackend:
     def _repair_elements(self, report: Repair) -> None:
         add: list[Element] = []
         delete: list[Element] = []
-        wanted: dict[tuple[Family, str], dict[bytes, dict[str, Element]]] = {}
-        for (family, name, key), owners in self._wanted.items():
-            wanted.setdefault((family, name), {})[key] = owners
         for family in Family:
             for name in nftrules.SETS:
-                mine = dict(wanted.get((family, name), {}))
+                mine = dict(self._wanted.of_set(family, name))
                 for found in self._tables.dump(family, name):
                     have = mine.get(found.key)
-                    if have is not None and _same(found, have):
+                    if have is not None and _same(found, owners_of(have)):
                         del mine[found.key]
                     else:
                         delete.append(found)
-                add.extend(next(iter(owners.values())) for owners in mine.values())
+                add.extend(owners_of(owners)[0] for owners in mine.values())
         if add or delete:
             self._tables.apply(add, delete)
         report.missing, report.foreign = len(add), len(delete)
@@ -209,7 +205,7 @@ class NftablesBackend:
 
     def check(self, owner: str) -> list[str]:
         """Names what the owner misses in the kernel; changes nothing."""
-        elements = self._by_owner.get(owner, ())
+        elements = self._wanted.of_owner(owner)
         if not elements:
             return []
         current = self._look()
@@ -225,7 +221,7 @@ class NftablesBackend:
         for element, there in zip(elements, found, strict=True):
             if there is None:
                 missing.append(f"element {describe(element)}")
-            elif not _same(there, self._wanted[element.place]):
+            elif not _same(there, self._wanted.at(element.place)):
                 missing.append(f"element {describe(element)} (found {describe(there)})")
         return missing
 
@@ -239,29 +235,17 @@ class NftablesBackend:
         self._snapshot = None
         return there
 
-    def _set(self, owner: str, elements: tuple[Element, ...]) -> None:
-        for element in self._by_owner.pop(owner, ()):
-            owners = self._wanted.get(element.place)
-            if owners is not None:
-                owners.pop(owner, None)
-                if not owners:
-                    del self._wanted[element.place]
-        if elements:
-            self._by_owner[owner] = elements
-        for element in elements:
-            self._wanted.setdefault(element.place, {})[owner] = element
-
     def _kernel_view(
         self, changes: Mapping[str, Iterable[Element]], before: Mapping[str, tuple[Element, ...]]
-    ) -> dict[Lookup, Element]:
+    ) -> dict[Place, Element]:
         """What the kernel should hold now for every lookup the change touches."""
-        view: dict[Lookup, Element] = {}
+        view: dict[Place, Element] = {}
         for owner, elements in changes.items():
             for element in (*before[owner], *elements):
                 key = element.place
-                owners = self._wanted.get(key)
+                owners = self._wanted.at(key)
                 if owners:
-                    view[key] = next(iter(owners.values()))
+                    view[key] = owners[0]
         return view
 
 
@@ -282,17 +266,18 @@ def _numbered(rules: Sequence[Any]) -> list[tuple[int, Any]]:
 
 
 def _difference(
-    old: Mapping[Lookup, Element], new: Mapping[Lookup, Element]
+    old: Mapping[Place, Element], new: Mapping[Place, Element]
 ) -> tuple[list[Element], list[Element]]:
     delete = [e for k, e in old.items() if new.get(k) != e]
     add = [e for k, e in new.items() if old.get(k) != e]
     return add, delete
 
 
-def _same(found: Element, owners: Mapping[str, Element]) -> bool:
-    wanted = next(iter(owners.values()))
+def _same(found: Element, owners: Sequence[Element]) -> bool:
+    """Whether the kernel's element is what one of the owners wants."""
+    wanted = owners[0]
     return (
         found.data == wanted.data
         and found.key_end == wanted.key_end
-        and (found.comment in owners or found.comment == wanted.comment)
+        and any(found.comment == e.comment for e in owners)
     )

@@ -15,8 +15,8 @@ from cni_hostport.model import (
     DEFAULT_EXCLUDED_LINKS,
     Family,
     HostPort,
-    IPInterface,
     Options,
+    PodAddress,
     Protocol,
     family_of,
 )
@@ -72,7 +72,7 @@ def _port_elements(
             yield Element(family, rules.ANSWERING, nft.addr_key(address), None, key)
 
 
-def _masquerade_elements(pod: IPInterface, placed: Placed) -> Iterator[Element]:
+def _masquerade_elements(pod: PodAddress, placed: Placed) -> Iterator[Element]:
     options, key, family = placed.attachment.options, placed.key, family_of(pod)
     if not options.snat:
         return

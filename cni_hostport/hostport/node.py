@@ -40,6 +40,10 @@ class NodeView:
         ordered = sorted(self.addresses, key=lambda a: (a.address.version, int(a.address)))
         return {f: tuple(a for a in ordered if family_of(a.address) is f) for f in Family}
 
+    def unique(self) -> frozenset[IPAddress]:
+        """The addresses without their links."""
+        return frozenset(a.address for a in self.addresses)
+
     def of_family(self, family: Family) -> tuple[NodeAddress, ...]:
         """Addresses of one family, in numeric order."""
         return self._by_family[family]

@@ -5,7 +5,7 @@ Turns a ``PodPortMapping`` into an ``Attachment``; decides nothing else.
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv4Address, IPv6Address
 
 from cni_hostport.errors import InvalidConfig
 from cni_hostport.model import (
@@ -13,12 +13,15 @@ from cni_hostport.model import (
     AttachmentID,
     Model,
     Options,
+    PodAddress,
     PodRef,
     PortMapping,
     family_of,
+    model,
 )
 
 
+@model
 class PodPortMapping(Model):
     """Ports of one pod: the argument of ``HostPortManager.add``."""
 
@@ -46,14 +49,10 @@ def attachment_of_pod(id: str, pod: PodPortMapping, nat_interface: str) -> Attac
     mappings = tuple(m for m in pod.port_mappings if m.applies_to(family))
     if not mappings:
         return None
-    if isinstance(pod.ip, IPv4Address):
-        address: IPv4Interface | IPv6Interface = IPv4Interface((pod.ip, 32))
-    else:
-        address = IPv6Interface((pod.ip, 128))
     return Attachment(
         identity=AttachmentID(network="", container_id=id, ifname=""),
         pod=who,
-        addresses=(address,),
+        addresses=(PodAddress(pod.ip, pod.ip.max_prefixlen),),
         mappings=mappings,
         options=pod.options,
         interfaces=(nat_interface,) if nat_interface else (),

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Literal
 
 from cni_hostport.hostport.node import PodLink
-from cni_hostport.model import Attachment, Model
+from cni_hostport.model import Attachment, Model, model
 
 
+@model
 class LinkRecord(Model):
     """The node-side link as found at ADD."""
 
@@ -22,6 +23,7 @@ class LinkRecord(Model):
     ports: tuple[tuple[int, str], ...] = ()
 
 
+@model
 class Record(Model):
     """One attachment and what was done for it on the node.
 

@@ -6,12 +6,42 @@ nothing on the machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
 
+from cni_hostport.hostport.answering import depends_on_addresses
 from cni_hostport.hostport.record import Record
-from cni_hostport.model import Attachment, Family, HostPort, Protocol
+from cni_hostport.model import Attachment, Family, HostPort, IPAddress, Protocol
 
 _Slot = tuple[Family, Protocol, int]
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class _Index(Generic[K]):
+    """Keys of records by something; mostly one each, so mostly without a container."""
+
+    def __init__(self) -> None:
+        self._keys: dict[K, str | tuple[str, ...]] = {}
+
+    def add(self, at: K, key: str) -> None:
+        there = self.at(at)
+        if key not in there:
+            self._keys[at] = (*there, key) if there else key
+
+    def remove(self, at: K, key: str) -> None:
+        rest = tuple(k for k in self.at(at) if k != key)
+        if len(rest) > 1:
+            self._keys[at] = rest
+        elif rest:
+            self._keys[at] = rest[0]
+        else:
+            self._keys.pop(at, None)
+
+    def at(self, at: K) -> tuple[str, ...]:
+        there = self._keys.get(at, ())
+        return (there,) if isinstance(there, str) else there
 
 
 class Registry:
@@ -19,9 +49,10 @@ class Registry:
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
-        self._slots: dict[_Slot, dict[str, tuple[HostPort, ...]]] = {}
+        self._slots: _Index[_Slot] = _Index()
+        self._addresses: _Index[IPAddress] = _Index()
         self._links: dict[int, set[str]] = {}
-        self._addresses: dict[str, set[str]] = {}
+        self._bound: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -35,64 +66,68 @@ class Registry:
 
     def put(self, record: Record) -> None:
         """Add or replace a record."""
-        self.drop(record.key)
-        self._records[record.key] = record
+        key = record.key
+        self.drop(key)
+        self._records[key] = record
+        if depends_on_addresses(record.attachment):
+            self._bound.add(key)
         for claim in record.attachment.claims():
-            slot = self._slots.setdefault(_slot(claim), {})
-            slot[record.key] = (*slot.get(record.key, ()), claim)
+            self._slots.add(_slot(claim), key)
         if record.route_localnet_found is not None:
-            self._links.setdefault(record.link.index, set()).add(record.key)
+            self._links.setdefault(record.link.index, set()).add(key)
         for address in record.attachment.addresses:
-            self._addresses.setdefault(str(address.ip), set()).add(record.key)
+            self._addresses.add(address.ip, key)
 
     def drop(self, key: str) -> None:
         """Forget a record; fine if there is none."""
         record = self._records.pop(key, None)
         if record is None:
             return
+        self._bound.discard(key)
         for claim in record.attachment.claims():
-            slot = self._slots.get(_slot(claim), {})
-            slot.pop(key, None)
-            if not slot:
-                self._slots.pop(_slot(claim), None)
-        for users in (self._links.get(record.link.index),):
-            if users is not None:
-                users.discard(key)
+            self._slots.remove(_slot(claim), key)
+        users = self._links.get(record.link.index, set())
+        users.discard(key)
+        if not users:
+            self._links.pop(record.link.index, None)
         for address in record.attachment.addresses:
-            users = self._addresses.get(str(address.ip), set())
-            users.discard(key)
-            if not users:
-                self._addresses.pop(str(address.ip), None)
+            self._addresses.remove(address.ip, key)
 
     def conflicts(self, attachment: Attachment) -> list[tuple[HostPort, HostPort, Record]]:
         """Claims of others that overlap: (wanted, theirs, their record)."""
         found = []
         for claim in attachment.claims():
-            for key, theirs in self._slots.get(_slot(claim), {}).items():
+            for key in self._slots.at(_slot(claim)):
                 if key == attachment.key:
                     continue
-                for other in theirs:
-                    if claim.overlaps(other):
-                        found.append((claim, other, self._records[key]))
-                        break
+                record = self._records[key]
+                theirs = next((c for c in record.attachment.claims() if c.overlaps(claim)), None)
+                if theirs is not None:
+                    found.append((claim, theirs, record))
         return found
 
     def route_localnet_found(self, index: int) -> int | None:
         """Value found before our first use of the link, if some record has it."""
-        for key in self._links.get(index, ()):
-            return self._records[key].route_localnet_found
-        return None
+        key = next(iter(self._links.get(index, ())), None)
+        return None if key is None else self._records[key].route_localnet_found
 
     def shares_link(self, record: Record) -> bool:
         """Whether another record needs route_localnet on the same link."""
-        return bool(self._links.get(record.link.index, set()) - {record.key})
+        users = self._links.get(record.link.index, set())
+        return len(users) > (record.key in users)
 
     def shares_address(self, record: Record) -> bool:
         """Whether another, later attachment has one of this one's pod addresses."""
+        key = record.key
         return any(
-            self._addresses.get(str(a.ip), set()) - {record.key}
-            for a in record.attachment.addresses
+            other != key
+            for address in record.attachment.addresses
+            for other in self._addresses.at(address.ip)
         )
+
+    def bound_to_addresses(self) -> tuple[Record, ...]:
+        """Records whose rules or sockets name addresses of the node."""
+        return tuple(self._records[k] for k in sorted(self._bound))
 
     def of_network(self, network: str) -> tuple[Record, ...]:
         """Records of one network."""

@@ -8,6 +8,7 @@ the kernel takes that for "flush everything".
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Literal
@@ -16,7 +17,7 @@ from cni_hostport.model import Family, IPAddress, Protocol, family_of
 from cni_hostport.netfilter import nlwire as nl
 from cni_hostport.netfilter.nfmsg import AF_NUMBER
 
-CT_NEW, CT_GET, CT_DELETE = 0x0100, 0x0101, 0x0102
+CT_NEW, CT_GET, CT_DELETE, CT_STATS = 0x0100, 0x0101, 0x0102, 0x0105
 _TUPLE_ORIG, _TUPLE_REPLY, _STATUS, _ID, _ZONE, _FILTER, _STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
 _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _PROTO_NUM, _PROTO_SRC, _PROTO_DST = 1, 2, 3
@@ -26,6 +27,10 @@ _ORIG_FLAGS, _REPLY_FLAGS = 1, 2
 _F_IP_SRC, _F_IP_DST, _F_PROTO, _F_SRC_PORT, _F_DST_PORT = 1, 2, 8, 16, 32
 _DST_NAT = 1 << 5
 _HOST_U32 = struct.Struct("=I")
+_ATTR = struct.Struct("=HH")
+_ADDRESS_SIZE = {AF_NUMBER[Family.V4]: 4, AF_NUMBER[Family.V6]: 16}
+_NUM_HEAD = _ATTR.pack(5, _PROTO_NUM)
+_STATUS_HEAD = _ATTR.pack(8, _STATUS)
 
 Side = Literal["original", "reply"]
 
@@ -69,7 +74,7 @@ class Flow:
     translated: bool
 
     def matches(self, match: Match) -> bool:
-        """Whether the flow is meant; an old kernel does not filter."""
+        """Whether the flow is meant: the kernel's own selection may be wider."""
         end = self.destination if match.side == "original" else self.answerer
         return (
             end.protocol == match.protocol.number
@@ -78,25 +83,31 @@ class Flow:
         )
 
 
-def _selection(match: Match) -> bytes:
-    family = family_of(match.address)
-    original = match.side == "original"
-    port = b""
-    if match.port is not None:
+def _selection(matches: Sequence[Match]) -> bytes:
+    """Header, partial tuple and filter of what all of the matches have in common.
+
+    IPv6 addresses never go into the filter: the kernel compares them the wrong
+    way round (ctnetlink_filter_match_tuple, up to 6.18 at least) and would take
+    every flow except those that are meant.
+    """
+    first = matches[0]
+    family = family_of(first.address)
+    original = first.side == "original"
+    flags = _F_PROTO
+    parts = []
+    if family is Family.V4 and all(m.address == first.address for m in matches):
+        ip = (_IP_DST if original else _IP_SRC)[family]
+        parts.append(nl.nest(_TUPLE_IP, nl.attr(ip, first.address.packed)))
+        flags |= _F_IP_DST if original else _F_IP_SRC
+    proto = nl.attr(_PROTO_NUM, bytes((first.protocol.number,)))
+    if first.port is not None and all(m.port == first.port for m in matches):
         kind = _PROTO_DST if original else _PROTO_SRC
-        port = nl.attr(kind, match.port.to_bytes(2, "big"))
-    ip = (_IP_DST if original else _IP_SRC)[family]
-    flags = (_F_IP_DST if original else _F_IP_SRC) | _F_PROTO
-    if port:
+        proto += nl.attr(kind, first.port.to_bytes(2, "big"))
         flags |= _F_DST_PORT if original else _F_SRC_PORT
-    number = nl.attr(_PROTO_NUM, bytes((match.protocol.number,)))
+    parts.append(nl.nest(_TUPLE_PROTO, proto))
     return (
         nl.genmsg(AF_NUMBER[family])
-        + nl.nest(
-            _TUPLE_ORIG if original else _TUPLE_REPLY,
-            nl.nest(_TUPLE_IP, nl.attr(ip, match.address.packed)),
-            nl.nest(_TUPLE_PROTO, number, port),
-        )
+        + nl.nest(_TUPLE_ORIG if original else _TUPLE_REPLY, *parts)
         # the kernel wants both flag words, in its own byte order
         + nl.nest(
             _FILTER,
@@ -107,17 +118,29 @@ def _selection(match: Match) -> bytes:
 
 
 def delete_matching(match: Match, sequence: int) -> bytes:
-    """Delete all flows that match; the kernel walks its table once.
+    """Delete all flows that match; the kernel walks its table once. IPv4 only.
 
     A kernel that does not know the filter takes the partial tuple for an exact
-    key, answers EINVAL and deletes nothing.
+    key, answers EINVAL and deletes nothing. Raises ValueError for IPv6, which
+    the kernel cannot narrow down to an address.
     """
-    return nl.message(CT_DELETE, nl.NLM_F_REQUEST | nl.NLM_F_ACK, sequence, _selection(match))
+    if family_of(match.address) is not Family.V4:
+        raise ValueError("the kernel cannot filter a delete by an IPv6 address")
+    return nl.message(CT_DELETE, nl.NLM_F_REQUEST | nl.NLM_F_ACK, sequence, _selection([match]))
 
 
-def dump_matching(match: Match, sequence: int) -> bytes:
-    """Ask for the flows that match (kernel 5.8; an older one sends all of the family)."""
-    return nl.message(CT_GET, nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, _selection(match))
+def dump_matching(matches: Sequence[Match], sequence: int) -> bytes:
+    """Ask for all flows that any of the matches means, and more: look at ``Flow.matches``.
+
+    The matches are of one family, side and protocol. The kernel selects by what
+    they have in common (IPv6: never the address; before 5.8 only the family;
+    between 5.8 and 5.10.83 or 5.15.6 nothing comes for the reply side).
+    """
+    kinds = {(family_of(m.address), m.side, m.protocol) for m in matches}
+    if len(kinds) != 1:
+        raise ValueError("matches of several families, sides or protocols in one dump")
+    flags = nl.NLM_F_REQUEST | nl.NLM_F_DUMP
+    return nl.message(CT_GET, flags, sequence, _selection(matches))
 
 
 def dump_translated(sequence: int) -> bytes:
@@ -128,6 +151,27 @@ def dump_translated(sequence: int) -> bytes:
     bits = _DST_NAT.to_bytes(4, "big")
     body = nl.genmsg(0) + nl.attr(_STATUS, bits) + nl.attr(_STATUS_MASK, bits)
     return nl.message(CT_GET, nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, body)
+
+
+def end_of_dump(data: bytes) -> nl.Ack | None:
+    """How the dump ended, if it did in this datagram: the end is the last message in it."""
+    at, end = 0, len(data)
+    while at + nl.HEADER_SIZE <= end:
+        size, kind, _, _, _ = nl.HEADER.unpack_from(data, at)
+        if kind in (nl.NLMSG_ERROR, nl.NLMSG_DONE):
+            return nl.ack(next(nl.messages(data[at:])))
+        at += max(nl.HEADER_SIZE, (size + 3) & ~3)
+    return None
+
+
+def get_count(sequence: int) -> bytes:
+    """Ask how many flows the namespace has."""
+    return nl.message(CT_STATS, nl.NLM_F_REQUEST | nl.NLM_F_ACK, sequence, nl.genmsg(0))
+
+
+def count(msg: nl.Message) -> int:
+    """Read the answer to ``get_count``; it has no other attribute that matters."""
+    return int.from_bytes(nl.attribute_map(msg.body, nl.GENMSG_SIZE).get(1, b""), "big")
 
 
 def delete_flow(flow: Flow, sequence: int) -> bytes:
@@ -164,6 +208,39 @@ def flow(msg: nl.Message) -> Flow | None:
         answerer,
         bool(status & _DST_NAT),
     )
+
+
+def translated_answerer(msg: nl.Message) -> bytes | None:
+    """Who answers a translated flow, as bytes to count by (``endpoint`` reads them).
+
+    Fast where the entry looks as the kernel writes it today, right in any case.
+    """
+    body = msg.body
+    size = _ADDRESS_SIZE.get(body[0])
+    if size is None or msg.kind != CT_NEW:
+        return None
+    ip = nl.GENMSG_SIZE + _ATTR.unpack_from(body, nl.GENMSG_SIZE)[0] + 4
+    proto = ip + 12 + 2 * size
+    status = proto + 28
+    if body[proto + 4 : proto + 8] == _NUM_HEAD and body[status : status + 4] == _STATUS_HEAD:
+        if not body[status + 7] & _DST_NAT:
+            return None
+        return (
+            body[proto + 8 : proto + 9]
+            + body[proto + 16 : proto + 18]
+            + body[ip + 8 : ip + 8 + size]
+        )
+    found = flow(msg)
+    if found is None or not found.translated:
+        return None
+    end = found.answerer
+    return bytes((end.protocol,)) + end.port.to_bytes(2, "big") + end.address.packed
+
+
+def endpoint(raw: bytes) -> Endpoint:
+    """Read what ``translated_answerer`` gave."""
+    address = IPv4Address(raw[3:]) if len(raw) == 7 else IPv6Address(raw[3:])
+    return Endpoint(raw[0], address, int.from_bytes(raw[1:3], "big"))
 
 
 def _endpoint(family: Family, data: bytes, source: bool) -> Endpoint | None:

@@ -172,12 +172,21 @@ def _parts(family: Family, key: bytes, ranged: bool) -> tuple[_Part, ...]:
 
 def _words(family: Family, key: bytes, key_end: bytes | None) -> str:
     parts = _parts(family, key, key_end is not None)
-    if not parts:
+    if not parts or (key_end is not None and len(key_end) != len(key)):
         return "0x" + key.hex() + (f"-0x{key_end.hex()}" if key_end is not None else "")
     words, at = [], 0
     for size, render in parts:
-        word = render(key[at : at + size])
-        last = word if key_end is None else render(key_end[at : at + size])
-        words.append(word if word == last else f"{word}-{last}")
+        low = key[at : at + size]
+        high = low if key_end is None else key_end[at : at + size]
+        words.append(render(low) if render is not _host or low == high else _range(low, high))
         at += size
     return " . ".join(words)
+
+
+def _range(low: bytes, high: bytes) -> str:
+    first, last = _address(low), _address(high)
+    host_bits = (int(first) ^ int(last)).bit_length()
+    span = (1 << host_bits) - 1
+    if not int(first) & span and int(last) & span == span:
+        return f"{first}/{first.max_prefixlen - host_bits}"
+    return f"{first}-{last}"

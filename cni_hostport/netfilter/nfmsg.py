@@ -236,6 +236,11 @@ def dump_elements(table: str, family: Family, name: str, sequence: int) -> bytes
     return nl.message(GETSETELEM, flags, sequence, _place(family, table, name))
 
 
+def get_set(table: str, family: Family, name: str, sequence: int) -> bytes:
+    """Ask what one set is."""
+    return nl.message(GETSET, nl.NLM_F_REQUEST, sequence, _place(family, table, name))
+
+
 def dump_objects(kind: int, table: str, family: Family, sequence: int) -> bytes:
     """Ask for all rules, chains or sets of a family.
 

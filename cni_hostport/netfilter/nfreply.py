@@ -17,7 +17,6 @@ from cni_hostport.netfilter import nlwire as nl
 _U32 = struct.Struct(">I")
 _I32 = struct.Struct(">i")
 _U64 = struct.Struct(">Q")
-_RES_ID = struct.Struct(">H")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +62,32 @@ class SetInfo:
 
 @dataclass(frozen=True, slots=True)
 class DumpEnd:
-    """How a dump ended: errno 0 and not overtaken means that it can be trusted."""
+    """How a dump ended, and the generation that was asked for with it (None: no answer).
+
+    ``overtaken``: the kernel itself says that a change came in between. It does
+    so for rules, chains, sets and tables, not for elements.
+    """
 
     errno: int
     overtaken: bool = False
+    generation: int | None = None
     text: str = ""
 
 
 def dump_end(datagrams: Iterable[bytes], sequence: int) -> DumpEnd:
-    """Judge a finished dump.
-
-    A change during a dump of elements is not flagged by the kernel, but then the
-    low 16 bits of the generation (nfgen_msg.res_id) differ between its messages.
-    A dump without an end reads as EPROTO.
-    """
-    marks, flagged, done = set(), False, False
+    """Judge a finished dump; one without an end reads as EPROTO."""
+    flagged, number = False, None
     for data in datagrams:
         for msg in nl.messages(data):
+            if msg.kind == nfmsg.NEWGEN:
+                number = generation(msg)[0]
             if msg.sequence != sequence:
                 continue
             flagged = flagged or bool(msg.flags & nl.NLM_F_DUMP_INTR)
             if msg.kind in (nl.NLMSG_ERROR, nl.NLMSG_DONE):
-                done = True
                 verdict = nl.ack(msg)
-                if verdict.errno:
-                    return DumpEnd(verdict.errno, text=verdict.text)
-            elif len(msg.body) >= nl.GENMSG_SIZE:
-                marks.add(_RES_ID.unpack_from(msg.body, 2)[0])
-    return DumpEnd(0 if done else EPROTO, flagged or len(marks) > 1)
+                return DumpEnd(verdict.errno, flagged, number, verdict.text)
+    return DumpEnd(EPROTO)
 
 
 def comment_span(data: bytes) -> list[tuple[int, int]]:
@@ -166,6 +163,11 @@ def sets(datagrams: Iterable[bytes], table: str) -> list[SetInfo]:
         )
         for found in _objects(datagrams, nfmsg.NEWSET, table)
     ]
+
+
+def set_count(msg: nl.Message) -> int | None:
+    """Number of elements in a NEWSET message; None where an older kernel does not say."""
+    return _number(nl.attribute_map(msg.body, nl.GENMSG_SIZE), 20)
 
 
 def _number(found: dict[int, bytes], kind: int) -> int | None:

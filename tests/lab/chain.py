@@ -106,7 +106,9 @@ class Runtime:
                 return f"{folder}/{plugin}"
         raise FileNotFoundError(f"no CNI plugin {plugin!r} in {self.path}")
 
-    def environment(self, verb: str, at: Attachment | None, **changes: str | None) -> dict[str, str]:
+    def environment(
+        self, verb: str, at: Attachment | None, **changes: str | None
+    ) -> dict[str, str]:
         """What libcni puts into a plugin's environment; None takes a variable out."""
         env: dict[str, str | None] = {
             **self.env,

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lab.stage import BUNDLE, TYPE, Backend, Stage  # noqa: E402
+from lab.stage import BUNDLE, TYPE, Backend, Stage
 
 BACKENDS = os.environ.get("LAB_BACKENDS", "nftables").split(",")
 
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.lab)
             if os.geteuid() != 0:
                 item.add_marker(pytest.mark.skip(reason="the lab needs root"))
-            elif not BUNDLE.exists() and TYPE == BUNDLE.name:
+            elif not BUNDLE.exists() and BUNDLE.name == TYPE:
                 item.add_marker(pytest.mark.skip(reason=f"no bundle at {BUNDLE}: run ./build.sh"))
 
 

@@ -34,7 +34,7 @@ NODE6_BACK, OTHER6 = "2001:db8:2::1", "2001:db8:2::2"
 
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Private /run and /var/lib/cni first: named namespaces, locks, records and leases are the node's own.
+# Private /run and /var/lib/cni first: names, locks, records and leases are the node's own.
 _SETUP = """
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/netns /run/lock /var/lib/cni
@@ -70,9 +70,9 @@ class Node:
     def __init__(self, name: str = "node", *, bridge_netfilter: bool | None = None) -> None:
         script = str(Path(__file__).with_name("holder.py"))
         self.name = name
+        unshare = ["unshare", "--net", "--mount", "--uts", "--propagation", "private"]
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--uts", "--propagation", "private", "sh", "-ec"]
-            + [_SETUP, "sh", name, sys.executable, script],
+            [*unshare, "sh", "-ec", _SETUP, "sh", name, sys.executable, script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -85,8 +85,12 @@ class Node:
         for key, value in _SYSCTLS:
             self.sysctl(key, value)
         self.add_peer("client", "uplink", (f"{NODE4}/24", f"{NODE6}/64"), (CLIENT4, CLIENT6))
-        self.add_peer("other", "backlink", (f"{NODE4_BACK}/24", f"{NODE6_BACK}/64"), (OTHER4, OTHER6))
-        self.ip(f"addr add {NODE4_SECOND}/24 dev uplink", f"addr add {NODE6_SECOND}/64 dev uplink nodad")
+        self.add_peer(
+            "other", "backlink", (f"{NODE4_BACK}/24", f"{NODE6_BACK}/64"), (OTHER4, OTHER6)
+        )
+        self.ip(
+            f"addr add {NODE4_SECOND}/24 dev uplink", f"addr add {NODE6_SECOND}/64 dev uplink nodad"
+        )
         if bridge_netfilter is not None:
             self.set_bridge_netfilter(bridge_netfilter)
 

@@ -58,8 +58,13 @@ class Rival:
         dual = self.place == DUAL
         try:
             sock = open_socket(
-                node, "::" if dual else self.place, port, self.protocol,
-                options=STYLES[self.style], dual=dual, listen=True,
+                node,
+                "::" if dual else self.place,
+                port,
+                self.protocol,
+                options=STYLES[self.style],
+                dual=dual,
+                listen=True,
             )
         except OSError:
             return False
@@ -86,8 +91,17 @@ def squatter(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the node, named ``squatter``, that serves on a port inside the block."""
     process = node.popen(
-        "/usr/bin/python3", "-I", "-S", "-c", _SQUATTER, address, str(port), protocol,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None,
+        "/usr/bin/python3",
+        "-I",
+        "-S",
+        "-c",
+        _SQUATTER,
+        address,
+        str(port),
+        protocol,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None,
     )
     assert process.stdout is not None
     try:

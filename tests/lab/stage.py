@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.chain import Attachment, Chain, Json, PluginError, Reply, Runtime
+from lab.echo import Server, Servers
 from lab.node import SAFE_PATH, Node
-from lab.peers import Answer, Protocol, Server, Servers, probe
+from lab.peers import Answer, Protocol, probe
 
 TYPE = os.environ.get("LAB_PLUGIN", "cni-hostport")
 BUNDLE = Path(
@@ -77,13 +78,16 @@ def container_id(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def bridge_entry(bridge: str = "cni0", *, dual: bool = True, masquerade: bool = True) -> Json:
-    """A bridge plugin's entry: gateway on the bridge, hairpinMode off, host-local addresses."""
-    number = 7 if bridge == "cni0" else 8
-    ranges = [[{"subnet": f"10.244.{number}.0/24"}]]
+def bridge_entry(number: int = 0, *, dual: bool = True, masquerade: bool = True) -> Json:
+    """The bridge plugin's entry of the node's network with that number.
+
+    Gateway on the bridge ``cni<number>``, hairpinMode off, host-local addresses.
+    """
+    subnet, bridge = 7 + number, f"cni{number}"
+    ranges = [[{"subnet": f"10.244.{subnet}.0/24"}]]
     routes = [{"dst": "0.0.0.0/0"}]
     if dual:
-        ranges.append([{"subnet": f"2001:db8:{number}::/64"}])
+        ranges.append([{"subnet": f"2001:db8:{subnet}::/64"}])
         routes.append({"dst": "::/0"})
     return {
         "type": "bridge",
@@ -103,9 +107,10 @@ class Stage:
         self.backend = backend
         self.node = Node(bridge_netfilter=bridge_netfilter)
         self.servers = Servers(self.node)
+        self._numbers = {"podnet": 0}
         tools = self.node.path(TOOLS)
         tools.mkdir()
-        if TYPE == BUNDLE.name:
+        if BUNDLE.name == TYPE:
             (tools / TYPE).symlink_to(BUNDLE)
         if backend.flavour:
             for family in ("iptables", "ip6tables"):
@@ -127,11 +132,17 @@ class Stage:
         return {**base, **options}
 
     def network(
-        self, name: str = "podnet", *, bridge: str = "cni0", dual: bool = True,
-        masquerade: bool = False, version: str = "1.0.0", **options: Any,
+        self,
+        name: str = "podnet",
+        *,
+        dual: bool = True,
+        masquerade: bool = False,
+        version: str = "1.0.0",
+        **options: Any,
     ) -> Chain:
-        """bridge + cni-hostport with these options of the plugin."""
-        plugins = [bridge_entry(bridge, dual=dual, masquerade=masquerade), self.entry(**options)]
+        """bridge + cni-hostport with these options; each name has its own bridge and subnets."""
+        number = self._numbers.setdefault(name, len(self._numbers))
+        plugins = [bridge_entry(number, dual=dual, masquerade=masquerade), self.entry(**options)]
         return Chain(self.runtime, {"cniVersion": version, "name": name, "plugins": plugins})
 
     def attachment(
@@ -147,8 +158,13 @@ class Stage:
         return Attachment(container_id(name), f"/run/netns/{name}", ifname, words, args)
 
     def pod(
-        self, name: str, mappings: Sequence[Json] = (), *, network: Chain | None = None,
-        ips: Sequence[str] = (), serve: bool = True,
+        self,
+        name: str,
+        mappings: Sequence[Json] = (),
+        *,
+        network: Chain | None = None,
+        ips: Sequence[str] = (),
+        serve: bool = True,
     ) -> Pod:
         """ADD a pod that serves its container ports (TCP and UDP as mapped) under its name."""
         network = network or self.network()
@@ -185,16 +201,31 @@ class Stage:
     # -- questions --------------------------------------------------------------------------------
 
     def ask(
-        self, host: str, port: int, protocol: Protocol = "tcp", *, at: str | None = "client",
-        source: str | None = None, source_port: int = 0, timeout: float = 1.0,
+        self,
+        host: str,
+        port: int,
+        protocol: Protocol = "tcp",
+        *,
+        at: str | None = "client",
+        source: str | None = None,
+        source_port: int = 0,
+        timeout: float = 1.0,
     ) -> Answer:
         """One question, by default from the external client; ``at=None`` is the node itself."""
         return probe(
-            self.node, host, port, protocol,
-            netns=at, source=source, source_port=source_port, timeout=timeout,
+            self.node,
+            host,
+            port,
+            protocol,
+            netns=at,
+            source=source,
+            source_port=source_port,
+            timeout=timeout,
         )
 
-    def call(self, verb: str, config: Json | bytes, at: Attachment | None = None, **more: Any) -> Reply:
+    def call(
+        self, verb: str, config: Json | bytes, at: Attachment | None = None, **more: Any
+    ) -> Reply:
         """Call the plugin alone."""
         return self.runtime.call(TYPE, verb, config, at, **more)
 
@@ -214,7 +245,7 @@ class Stage:
         queue = self.node.path(f"{RUN_DIR}/queue")
         return {
             "rules": self.node.ruleset(),
-            "legacy": self.node.output("iptables-legacy-save", "-t", "nat"),
+            "legacy": self.node.output("iptables-legacy", "-t", "nat", "-S"),
             "records": self.records(),
             "queue": sorted(f.name for f in queue.iterdir()) if queue.exists() else [],
             "sockets": self.held_sockets(),

@@ -21,15 +21,21 @@ def many(stage: Stage, count: int, same_port: bool) -> tuple[list[Attachment], l
     found, configs = [], []
     for number in range(count):
         wanted = [mapping(20000 if same_port else 20000 + number, 80)]
-        at = Attachment(container_id(f"c{number}"), "/run/netns/shared", "eth0",
-                        f"K8S_POD_NAMESPACE=shop;K8S_POD_NAME=c{number}",
-                        {"portMappings": wanted})
+        at = Attachment(
+            container_id(f"c{number}"),
+            "/run/netns/shared",
+            "eth0",
+            f"K8S_POD_NAMESPACE=shop;K8S_POD_NAME=c{number}",
+            {"portMappings": wanted},
+        )
         address = f"10.244.{20 + number // 200}.{2 + number % 200}"
         result = {
             "cniVersion": "1.0.0",
             "interfaces": [{"name": "eth0", "sandbox": "/run/netns/shared"}],
-            "ips": [{"address": f"{address}/16", "interface": 0},
-                    {"address": f"2001:db8:7::{number + 2:x}/64", "interface": 0}],
+            "ips": [
+                {"address": f"{address}/16", "interface": 0},
+                {"address": f"2001:db8:7::{number + 2:x}/64", "interface": 0},
+            ],
         }
         found.append(at)
         configs.append(network.config(entry, at, result))
@@ -69,7 +75,9 @@ def test_thirty_adds_for_one_port_have_one_winner(stage: Stage) -> None:
 def test_a_hundred_adds_for_a_hundred_ports_all_succeed(stage: Stage) -> None:
     found, configs = many(stage, 100, same_port=False)
     replies = at_once(stage, "ADD", found, configs)
-    assert Counter(reply.code for reply in replies) == {0: 100}, [r for r in replies if r.status][:1]
+    assert Counter(reply.code for reply in replies) == {0: 100}, [r for r in replies if r.status][
+        :1
+    ]
     assert len(stage.node.helpers()) == 1
     assert len(stage.records()) == 100
     assert not any(Rival(NODE4, "reuseaddr", "tcp").wins(stage.node, 20000 + n) for n in range(100))

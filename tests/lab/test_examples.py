@@ -21,12 +21,17 @@ def load(stage: Stage, name: str) -> Chain:
     """The example with the backend under test; flannel's part is played by what it delegates to."""
     conflist: Json = json.loads((FOLDER / f"{name}.conflist").read_text())
     plugins = []
-    for entry in conflist["plugins"]:
+    for original in conflist["plugins"]:
+        entry = original
         if entry["type"] == "flannel":
-            ipam = {"type": "host-local", "ranges": [[{"subnet": "10.42.0.0/24"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}]}
-            entry = {"type": "bridge", "bridge": "cni0", "ipMasq": True, **entry["delegate"],
-                     "ipam": ipam}
+            ipam = {"type": "host-local", "ranges": [[{"subnet": "10.42.0.0/24"}]]}
+            entry = {
+                "type": "bridge",
+                "bridge": "cni0",
+                "ipMasq": True,
+                **entry["delegate"],
+                "ipam": ipam,
+            }
         if entry["type"] == "cni-hostport" and "conditionsV4" not in entry:
             entry = {**entry, "backend": stage.backend.name}
         plugins.append(entry)
@@ -36,7 +41,13 @@ def load(stage: Stage, name: str) -> Chain:
 def attach(stage: Stage, chain: Chain, args: Json) -> Attachment:
     """ADD of a pod ``web`` that serves on 80, 443 and 53."""
     netns = stage.node.add_netns("web")
-    at = Attachment(container_id("web"), netns, "eth0", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=web", args)
+    at = Attachment(
+        container_id("web"),
+        netns,
+        "eth0",
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=web",
+        args,
+    )
     chain.add(at)
     stage.servers.serve("web", [("tcp", 80), ("tcp", 443), ("udp", 53)], netns="web")
     return at

@@ -25,52 +25,67 @@ def world(backend: Backend) -> Iterator[tuple[Stage, Pod, dict[str, object]]]:
     stage.close()
 
 
-def bad_mapping(field: str, value: object) -> tuple[str, Json, str, object]:
-    entry = {**GOOD, field: value}
-    return f"{field}={value!r}", {"runtimeConfig": {"portMappings": [GOOD, entry]}}, field, value
+# Every value of these fields is wrong in a list of mappings.
+MAPPING_VALUES: dict[str, tuple[object, ...]] = {
+    "hostPort": (-1, 65536, 70000, 2**40, "80", 80.5, [80], True),
+    "containerPort": (0, -1, 65536, 70000, "80", 80.5, [80], {}, True),
+    "protocol": ("icmp", "tcp\n", "tcp udp", "6", 6, ["tcp"], {"a": 1}),
+    "hostIP": (
+        *("nonsense", "300.1.1.1", "10.0.0.0/8", "1.2.3", "fe80::1%eth0", "::g", " "),
+        *("01.2.3.4", "127.0.0.1\n", 7, ["127.0.0.1"]),
+    ),
+}
+
+# And of these in the plugin's entry of the conflist.
+OPTION_VALUES: dict[str, tuple[object, ...]] = {
+    "snat": ("yes", 1, []),
+    "masqAll": ("true", 0),
+    "backend": ("ebtables", 1, "NFT"),
+    "reservePorts": ("maybe", True, 1),
+    "nodeAddresses": ("192.0.2.0/24", ["192.0.2.0/99"], ["nonsense"], [7], {"a": 1}),
+    "excludeInterfaces": ("kube-ipvs0", [7], ["a/b"], ["a" * 16], [""], ['quo"te\nnew']),
+    "markMasqBit": (32, -1, "13", 1.5),
+    "openForward": ("yes", 3),
+    "conditionsV4": (
+        *("ip saddr 10.0.0.0/8", [7], ["1.1.1.1;", "x"], ["accept"], ["drop"]),
+        *(["jump", "x"], ["a\nb"], ["{"], ["#"], ['"'], ["-j", "DROP"], ["ip saddr"]),
+    ),
+    "conditionsV6": (["}"], ["goto", "x"], ["dnat"], ["'"]),
+}
+
+# The static list counts where the runtime passes none.
+STATIC = ("8080", [7], [{"hostPort": 70000, "containerPort": 80}])
 
 
-def bad_option(field: str, value: object, shown: object = None) -> tuple[str, Json, str, object]:
-    return f"{field}={value!r}", {field: value}, field, value if shown is None else shown
+def result(**fields: object) -> Json:
+    return {"prevResult": {"cniVersion": "1.0.0", **fields}}
 
 
-CASES = [
-    *(bad_mapping("hostPort", v) for v in (-1, 65536, 70000, 2**40, "80", 80.5, None, [80], True)),
-    *(bad_mapping("containerPort", v) for v in (0, -1, 65536, 70000, "80", 80.5, [80], {}, True)),
-    *(bad_mapping("protocol", v) for v in ("icmp", "tcp\n", "tcp udp", "6", 6, ["tcp"], {"a": 1})),
-    *(bad_mapping("hostIP", v) for v in (
-        "nonsense", "300.1.1.1", "10.0.0.0/8", "1.2.3", "fe80::1%eth0", "::g", " ", "01.2.3.4",
-        "127.0.0.1\n", 7, ["127.0.0.1"])),
-    *(bad_option("snat", v) for v in ("yes", 1, [])),
-    *(bad_option("masqAll", v) for v in ("true", 0)),
-    *(bad_option("backend", v) for v in ("ebtables", 1, "NFT")),
-    *(bad_option("reservePorts", v) for v in ("maybe", True, 1)),
-    *(bad_option("nodeAddresses", v) for v in (
-        "192.0.2.0/24", ["192.0.2.0/99"], ["nonsense"], [7], {"a": 1})),
-    *(bad_option("excludeInterfaces", v) for v in (
-        "kube-ipvs0", [7], ["a/b"], ["a" * 16], [""], ["quo\"te\nnew"])),
-    *(bad_option("markMasqBit", v) for v in (32, -1, "13", 1.5)),
-    *(bad_option("openForward", v) for v in ("yes", 3)),
-    *(bad_option("conditionsV4", v) for v in (
-        "ip saddr 10.0.0.0/8", [7], ["ip", "saddr", "1.1.1.1;", "x"], ["accept"], ["drop"],
-        ["jump", "x"], ["a\nb"], ["{"], ["#"], ['"'], ["-j", "DROP"], ["ip saddr"])),
-    *(bad_option("conditionsV6", v) for v in (["}"], ["goto", "x"], ["dnat"], ["'"])),
-    *(bad_option("portMappings", v) for v in (
-        "8080", [{"hostPort": 1}], [7], [{"hostPort": 70000, "containerPort": 80}])),
-    ("portMappings no list", {"runtimeConfig": {"portMappings": "80"}}, "portMappings", "80"),
-    ("portMappings object", {"runtimeConfig": {"portMappings": {"a": 1}}}, "portMappings", "a"),
-    ("mapping no object", {"runtimeConfig": {"portMappings": [GOOD, 80]}}, "portMappings", 80),
-    ("runtimeConfig no object", {"runtimeConfig": [7]}, "runtimeConfig", 7),
-    ("prevResult no object", {"prevResult": "x"}, "prevResult", "x"),
-    ("ips no list", {"prevResult": {"cniVersion": "1.0.0", "ips": "x"}}, "ips", "x"),
-    ("address bad", {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.300/24"}]}},
-     "address", "10.0.0.300/24"),
-    ("address no text", {"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": 5}]}},
-     "address", 5),
-    ("cniVersion unknown", {"cniVersion": "9.9.9"}, "cniVersion", "9.9.9"),
-    ("cniVersion no text", {"cniVersion": 1.0}, "cniVersion", 1.0),
-    ("name bad", {"name": "a/b"}, "name", "a/b"),
-    ("name no text", {"name": 7}, "name", 7),
+def mappings(value: object) -> Json:
+    return {"runtimeConfig": {"portMappings": value}}
+
+
+WHOLE: tuple[tuple[Json, str, object], ...] = (
+    (mappings("80"), "portMappings", "80"),
+    (mappings({"a": 1}), "portMappings", "a"),
+    (mappings([GOOD, 80]), "portMappings", 80),
+    ({"runtimeConfig": [7]}, "runtimeConfig", [7]),
+    ({"prevResult": "x"}, "prevResult", "x"),
+    (result(ips="x"), "ips", "x"),
+    (result(ips=[{"address": "10.0.0.300/24"}]), "address", "10.0.0.300/24"),
+    (result(ips=[{"address": 5}]), "address", 5),
+    ({"cniVersion": "9.9.9"}, "CNI version", "9.9.9"),
+    ({"portMappings": [{"hostPort": 1}], "runtimeConfig": {}}, "containerPort", "missing"),
+    ({"cniVersion": 1.0}, "cniVersion", 1.0),
+    ({"name": "a/b"}, "name", "a/b"),
+    ({"name": 7}, "name", 7),
+)
+
+CASES: list[tuple[Json, str, object]] = [
+    *((mappings([GOOD, {**GOOD, k: v}]), k, v) for k, vs in MAPPING_VALUES.items() for v in vs),
+    *(({key: value}, key, value) for key, values in OPTION_VALUES.items() for value in values),
+    *(({"portMappings": v, "runtimeConfig": {}}, "portMappings", v) for v in STATIC),
+    *WHOLE,
 ]
 
 
@@ -78,6 +93,13 @@ def untouched(stage: Stage, before: dict[str, object]) -> None:
     assert stage.snapshot() == before
     assert stage.ask(NODE4, 8080).server == "web"
     assert stage.ask(NODE4, 8081).refused_at_once()
+
+
+def named(value: object, text: str) -> bool:
+    """Whether the text shows the value; of a list or object its kind is enough."""
+    if isinstance(value, list | dict) and ("list" if isinstance(value, list) else "object") in text:
+        return True
+    return shown(value).lower() in text.lower()
 
 
 def shown(value: object) -> str:
@@ -89,8 +111,11 @@ def shown(value: object) -> str:
     return text.strip().split("\n")[0].split('"')[0][:12]
 
 
-@pytest.mark.parametrize(("change", "field", "value"), [c[1:] for c in CASES],
-                         ids=[str(c[0])[:60] for c in CASES])
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    CASES,
+    ids=[f"{field}={value!r}"[:50] for _, field, value in CASES],
+)
 def test_field_and_value_are_named(
     world: tuple[Stage, Pod, dict[str, object]], change: Json, field: str, value: object
 ) -> None:
@@ -98,20 +123,31 @@ def test_field_and_value_are_named(
     at = stage.attachment("bad", [GOOD])
     config = pod.network.config(pod.network.entry(TYPE), at, pod.at.result)
     reply = stage.call("ADD", {**config, **change}, at)
+    if reply.status == 0:
+        stage.call("DEL", config, at)
     assert reply.status == 1
     words = reply.json
-    assert words["code"] in ((1, 6, 7) if field == "cniVersion" else (6, 7)), words
+    assert words["code"] in ((1, 6, 7) if "version" in field.lower() else (6, 7)), words
     assert words["cniVersion"]
     assert field.lower() in reply.text.lower(), words
-    assert shown(value).lower() in reply.text.lower(), words
+    assert named(value, reply.text), words
     untouched(stage, before)
 
 
 ENVIRONMENT: list[tuple[str, str | None]] = [
-    ("CNI_CONTAINERID", None), ("CNI_CONTAINERID", "a/b"), ("CNI_CONTAINERID", "-a"),
-    ("CNI_CONTAINERID", "abc\n"), ("CNI_IFNAME", None), ("CNI_IFNAME", "a" * 16),
-    ("CNI_IFNAME", "a/b"), ("CNI_IFNAME", ".."), ("CNI_IFNAME", "a b"), ("CNI_NETNS", None),
-    ("CNI_PATH", None), ("CNI_COMMAND", "NOPE"), ("CNI_COMMAND", "add"),
+    ("CNI_CONTAINERID", None),
+    ("CNI_CONTAINERID", "a/b"),
+    ("CNI_CONTAINERID", "-a"),
+    ("CNI_CONTAINERID", "abc\n"),
+    ("CNI_IFNAME", None),
+    ("CNI_IFNAME", "a" * 16),
+    ("CNI_IFNAME", "a/b"),
+    ("CNI_IFNAME", ".."),
+    ("CNI_IFNAME", "a b"),
+    ("CNI_NETNS", None),
+    ("CNI_PATH", None),
+    ("CNI_COMMAND", "NOPE"),
+    ("CNI_COMMAND", "add"),
 ]
 
 
@@ -131,8 +167,13 @@ def test_bad_environment_is_code_4(
 def garbage() -> dict[str, bytes]:
     noise = random.Random(4)
     return {
-        "empty": b"", "space": b" \n", "truncated": b'{"name": "podnet"', "array": b"[]",
-        "text": b'"x"', "number": b"5", "trailing": b'{"name":"a","cniVersion":"1.0.0"} x',
+        "empty": b"",
+        "space": b" \n",
+        "truncated": b'{"name": "podnet"',
+        "array": b"[]",
+        "text": b'"x"',
+        "number": b"5",
+        "trailing": b'{"name":"a","cniVersion":"1.0.0"} x',
         "byte order mark": b'\xef\xbb\xbf{"name":"a","cniVersion":"1.0.0"}',
         "NaN": b'{"name":"a","cniVersion":"1.0.0","x":NaN}',
         "1 MiB of noise": noise.randbytes(1 << 20),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -163,6 +164,9 @@ class TestNodeAddresses:
         worker.start()
         worker.join()
         assert not errors
+        deadline = time.monotonic() + 2.0  # /proc shows a thread a little longer than join does
+        while set(os.listdir("/proc/self/task")) != before[1] and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert (set(os.listdir("/proc/self/fd")), set(os.listdir("/proc/self/task"))) == before
 
 

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from lab.node import (
-    CLIENT4, CLIENT6, NODE4, NODE4_BACK, NODE4_SECOND, NODE6, NODE6_BACK, NODE6_SECOND, OTHER4,
+    CLIENT4,
+    CLIENT6,
+    NODE4,
+    NODE4_BACK,
+    NODE4_SECOND,
+    NODE6,
+    NODE6_BACK,
+    NODE6_SECOND,
+    OTHER4,
     OTHER6,
 )
 from lab.peers import Protocol
@@ -74,7 +83,7 @@ ROWS = (
 )
 
 
-def start(backend: Backend, bridge_netfilter: bool, **options: object) -> tuple[Stage, Pod]:
+def start(backend: Backend, bridge_netfilter: bool, **options: Any) -> tuple[Stage, Pod]:
     """A stage with the pod ``web``, a neighbour, and another host on the same port."""
     stage = Stage(backend, bridge_netfilter=bridge_netfilter)
     network = stage.network(masquerade=True, **options)

@@ -31,8 +31,19 @@ def add_rule(stage: Stage, tool: str, hook: str, address: str) -> None:
     program = tool.replace("iptables", "ip6tables") if v6 else tool
     verb = "-A" if stage.backend.name == "nftables" else "-I"
     stage.node.run(
-        program, "-t", "nat", verb, hook, "-p", "tcp", "--dport", str(PORT),
-        "-j", "DNAT", "--to-destination", target,
+        program,
+        "-t",
+        "nat",
+        verb,
+        hook,
+        "-p",
+        "tcp",
+        "--dport",
+        str(PORT),
+        "-j",
+        "DNAT",
+        "--to-destination",
+        target,
     )
 
 

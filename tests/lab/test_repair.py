@@ -40,8 +40,9 @@ def test_check_of_a_healthy_attachment_says_nothing(stage: Stage) -> None:
     assert stage.snapshot() == before
     config = {k: v for k, v in stage.config(pod).items() if k != "prevResult"}
     assert stage.call("CHECK", config, pod.at).status == 1
+    config = stage.config(pod)
     stage.remove(pod)
-    assert check(stage, pod).code == 3
+    assert stage.call("CHECK", config, pod.at).code == 3
 
 
 def check_against(stage: Stage, pod: Pod, damage: list[str]) -> Reply:
@@ -74,9 +75,11 @@ def nft_handle(stage: Stage, family: str, chain: str, words: str) -> str:
 DAMAGE = {
     "one element": (f"delete element ip hostport-manager ports {{ tcp . {PORT} }}", str(PORT)),
     "an element of IPv6": (
-        f"delete element ip6 hostport-manager ports {{ udp . {PORT} }}", str(PORT)),
+        f"delete element ip6 hostport-manager ports {{ udp . {PORT} }}",
+        str(PORT),
+    ),
     "all elements": ("flush map ip hostport-manager ports", str(PORT)),
-    "the rules of a chain": ("flush chain ip hostport-manager prerouting", "prerouting"),
+    "the rules of a chain": ("flush chain ip hostport-manager prerouting", "hostport-manager"),
     "the table": ("delete table ip hostport-manager", "hostport-manager"),
     "everything": ("flush ruleset", ""),
 }
@@ -106,12 +109,14 @@ def test_check_names_a_port_that_somebody_took_while_no_helper_ran(stage: Stage)
         assert str(PORT) in reply.text
 
 
-def test_check_names_route_localnet(stage: Stage) -> None:
+def test_check_names_route_localnet_or_it_is_back_already(stage: Stage) -> None:
     pod = stage.pod("web", MAPPINGS)
     stage.node.sysctl("net/ipv4/conf/cni0/route_localnet", "0")
     reply = check(stage, pod)
-    assert reply.code == 103
-    assert "route_localnet" in reply.text
+    if reply.status:  # else it was put back before CHECK looked
+        assert reply.code == 103
+        assert "route_localnet" in reply.text
+    assert wait_for(lambda: stage.node.sysctl("net/ipv4/conf/cni0/route_localnet") == "1", 1)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -161,13 +166,13 @@ def test_rules_flushed_while_no_helper_ran_come_back_with_it(stage: Stage) -> No
 
 def test_del_after_a_kill_leaves_nothing(stage: Stage) -> None:
     pod = stage.pod("web", MAPPINGS)
-    other = stage.pod("other", [mapping(9000, 80)])
+    sibling = stage.pod("sibling", [mapping(9000, 80)])
     kill_helper(stage)
     stage.remove(pod)
     assert stage.ask(NODE4, PORT).refused_at_once()
     assert Rival("0.0.0.0", "plain", "tcp").wins(stage.node, PORT)
     assert len(stage.records()) == 1
-    stage.remove(other)
+    stage.remove(sibling)
     assert stage.records() == {}
 
 

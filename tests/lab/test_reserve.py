@@ -150,7 +150,8 @@ def test_a_second_pod_is_refused_with_the_owners_name(
     if protocol != "sctp":
         stage.servers.serve("owner", [("tcp", 80), ("udp", 80)], netns="owner")
     before = stage.snapshot()
-    error = stage.refused("rival", [mapping(9001, 80), mapping(PORT, 81, protocol, second)])
+    wanted = [mapping(9001, 80), mapping(PORT, 81, protocol, second)]
+    error = stage.refused("rival", wanted, network=network)
     assert error.code == 101
     for word in (str(PORT), protocol, "blue", "shop/owner", container_id("owner")[:12]):
         assert word in error.text, error.text

@@ -15,13 +15,18 @@ SOURCE_PORT = 40053
 BRAND = "77"
 
 
-def brand(stage: Stage, host: str, port: int) -> None:
-    """Mark the one UDP flow to a port: a flow that is dropped and made anew has no mark."""
-    family = ("-f", "ipv6") if ":" in host else ()
-    done = stage.node.run(
-        "conntrack", "-U", *family, "-p", "udp", "--dport", str(port), "--mark", BRAND
+def brand(stage: Stage, speaker: Client, port: int) -> None:
+    """Mark the flow of a client: one that is dropped and made anew has no mark."""
+    hooks = "\n".join(
+        f"chain {hook} {{ type filter hook {hook} priority 0; ct state new counter\n"
+        f"udp dport {port} ct mark set {BRAND}\n}}"
+        for hook in ("prerouting", "output")
     )
-    assert b"1 flow entries have been updated" in done.stderr, done
+    stage.node.nft(f"table inet track {{\n{hooks}\n}}")
+    assert speaker.ask().ok
+    for hook in ("prerouting", "output"):
+        stage.node.run("nft", "flush", "chain", "inet", "track", hook)
+        stage.node.run("nft", "add", "rule", "inet", "track", hook, "ct", "state", "new", "counter")
 
 
 def branded(stage: Stage, host: str, port: int) -> bool:
@@ -86,7 +91,7 @@ def test_foreign_dns_flow_through_the_node_is_left_alone(
     stage.servers.serve("other", [("udp", 53)], netns="other")
     with client(stage, target, 53, at=at) as speaker:
         assert speaker.ask().server == "other"
-        brand(stage, target, 53)
+        brand(stage, speaker, 53)
         pod = stage.pod("dns", [mapping(53, 53, "udp")], network=network)
         assert speaker.ask().server == "other"
         stage.remove(pod)
@@ -98,7 +103,7 @@ def test_flow_to_an_address_that_is_not_mapped_is_left_alone(stage: Stage) -> No
     stage.servers.serve("host", [("udp", PORT)], addresses=[NODE4_SECOND])
     with client(stage, NODE4_SECOND) as speaker:
         assert speaker.ask().server == "host"
-        brand(stage, NODE4, PORT)
+        brand(stage, speaker, PORT)
         pod = stage.pod("web", [mapping(PORT, 53, "udp", NODE4)])
         assert speaker.ask().server == "host"
         stage.remove(pod)
@@ -109,7 +114,7 @@ def test_tcp_mapping_touches_no_udp_flow(stage: Stage) -> None:
     stage.servers.serve("host", [("udp", PORT)], addresses=[NODE4])
     with client(stage, NODE4) as speaker:
         assert speaker.ask().server == "host"
-        brand(stage, NODE4, PORT)
+        brand(stage, speaker, PORT)
         stage.remove(stage.pod("web", [mapping(PORT, 53, "tcp")]))
         assert branded(stage, NODE4, PORT)
         assert speaker.ask().server == "host"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from cni_cases import DUAL, config, env
+from cni_cases import DUAL, config, env, words
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,70 +16,25 @@ from cni_hostport.errors import HostPortError
 from cni_hostport.model import Protocol
 
 bounded = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS")
 KEYS = st.sampled_from(
-    [
-        "portMappings",
-        "runtimeConfig",
-        "prevResult",
-        "cniVersion",
-        "name",
-        "backend",
-        "snat",
-        "masqAll",
-        "conditionsV4",
-        "conditionsV6",
-        "markMasqBit",
-        "externalSetMarkChain",
-        "reservePorts",
-        "nodeAddresses",
-        "openForward",
-        "excludeInterfaces",
-        "portMappingsAnnotation",
-        "portMappingsAnnotationPorts",
-        "io.kubernetes.cri.pod-annotations",
-        "cni.dev/valid-attachments",
-        "cni.dev/attachments",
-        "hostPort",
-        "containerPort",
-        "protocol",
-        "hostIP",
-        "interfaces",
-        "ips",
-        "ip4",
-        "ip6",
-        "ip",
-        "address",
-        "interface",
-        "sandbox",
-        "containerID",
-        "ifname",
-    ]
+    words(
+        "portMappings runtimeConfig prevResult cniVersion name backend snat masqAll conditionsV4"
+        " conditionsV6 markMasqBit externalSetMarkChain reservePorts nodeAddresses openForward"
+        " excludeInterfaces portMappingsAnnotation portMappingsAnnotationPorts"
+        " io.kubernetes.cri.pod-annotations cni.dev/valid-attachments cni.dev/attachments hostPort"
+        " containerPort protocol hostIP interfaces ips ip4 ip6 ip address interface sandbox"
+        " containerID ifname"
+    )
 )
 WORDS = st.sampled_from(
     [
+        *words("tcp UDP 1.1.0 0.2.0 eth0 10.0.0.2/24 fd00::2/64 10.0.0.2 ::1 :: nftables iptables"),
+        *words("require -j accept ! 80-90 []"),
         "",
-        "tcp",
-        "UDP",
-        "1.1.0",
-        "0.2.0",
-        "eth0",
-        "10.0.0.2/24",
-        "fd00::2/64",
-        "10.0.0.2",
-        "::1",
-        "::",
-        "nftables",
-        "iptables",
-        "require",
-        "-j",
-        "accept",
-        "!",
-        "80-90",
-        "[]",
         '[{"hostPort":1}]',
     ]
 )
@@ -158,7 +113,7 @@ def test_any_json(document: Any, command: str) -> None:
     run(env(command), json.dumps(document).encode("utf-8", "surrogatepass"))
 
 
-@settings(bounded, max_examples=600)
+@settings(bounded, max_examples=250)
 @given(st.dictionaries(KEYS, VALUES, max_size=4), st.sampled_from(COMMANDS))
 def test_any_keys_in_a_good_configuration(keys: dict[str, Any], command: str) -> None:
     run(env(command), json.dumps({**config(prevResult=DUAL), **keys}).encode())
@@ -177,13 +132,13 @@ ENTRIES = st.fixed_dictionaries(
 FEW_TARGETS = st.lists(ENTRIES, max_size=5)
 
 
-@settings(bounded, max_examples=600)
+@settings(bounded, max_examples=250)
 @given(FEW_TARGETS)
 def test_any_mappings(entries: list[Any]) -> None:
     run(env(), json.dumps(config(*entries, prevResult=DUAL)).encode())
 
 
-@settings(bounded, max_examples=300)
+@settings(bounded, max_examples=150)
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -221,7 +176,7 @@ RESULTS = st.fixed_dictionaries(
 )
 
 
-@settings(bounded, max_examples=300)
+@settings(bounded, max_examples=150)
 @given(RESULTS, st.sampled_from(cni.SUPPORTED_VERSIONS))
 def test_any_previous_result(prev: dict[str, Any], version: str) -> None:
     run(env(), json.dumps(config(cniVersion=version, prevResult=prev)).encode())

@@ -117,8 +117,55 @@ def test_link_that_is_gone_already(known: NodeAddresses, monkeypatch: pytest.Mon
     assert not links._apply(known, message(20, address_body("192.0.2.9", index=8)))
 
 
+class FakeNetlink:
+    """A netlink socket whose first dumps are overtaken by a change."""
+
+    interrupted = 0
+    error: OSError | None = None
+
+    def __init__(self, protocol: int) -> None:
+        assert protocol == links.socket.NETLINK_ROUTE
+
+    def __enter__(self) -> FakeNetlink:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def dump(self, kind: int, body: bytes) -> list[nlwire.Message]:
+        if FakeNetlink.error:
+            raise FakeNetlink.error
+        FakeNetlink.interrupted -= 1
+        flags = 0x12 if FakeNetlink.interrupted >= 0 else 2
+        address = f"192.0.2.{max(FakeNetlink.interrupted, 0) + 10}"
+        plain = message(20, address_body(address, index=1))
+        return [nlwire.Message(plain.kind, flags, plain.sequence, plain.portid, plain.body)]
+
+
+@pytest.mark.parametrize(("interrupted", "last"), [(0, 10), (3, 10), (9, 14)])
+def test_overtaken_dump_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, interrupted: int, last: int
+) -> None:
+    monkeypatch.setattr(links, "NetlinkSocket", FakeNetlink)
+    monkeypatch.setattr(FakeNetlink, "interrupted", interrupted)
+    monkeypatch.setattr(links.socket, "if_nameindex", lambda: [(1, "eth0")])
+    known = NodeAddresses()
+    assert known.refresh()
+    assert known.addresses == {NodeAddress(ip_address(f"192.0.2.{last}"), 24, "eth0")}
+
+
+def test_failed_dump_changes_nothing(known: NodeAddresses, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = known.addresses
+    monkeypatch.setattr(links, "NetlinkSocket", FakeNetlink)
+    monkeypatch.setattr(FakeNetlink, "error", OSError(105, "no buffer space"))
+    with pytest.raises(OSError) as failure:
+        known.refresh()
+    assert failure.value.errno == 105
+    assert known.addresses == before
+
+
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysctl, "_ROOT", tmp_path)
+    monkeypatch.setattr(sysctl, "_ROOT", str(tmp_path))
     assert sysctl.bridge_nf_call(Family.V4) is None
     assert sysctl.ip_forward(Family.V6) is None
     (tmp_path / "net/bridge").mkdir(parents=True)

@@ -1,0 +1,156 @@
+#!/usr/bin/env bash
+# Builds, tests and shows cni-hostport from a fresh checkout on Debian or Ubuntu.
+#
+#   ./build.sh                     dist/cni-hostport/, the bundle
+#   ./build.sh test [ARGS...]      the bundle, then every test (ARGS go to pytest)
+#   ./build.sh lint                linters and types only
+#   ./build.sh demo [ARGS...]      the demonstration (--client cnitool: by that client)
+#   ./build.sh bench [ARGS...]     the benchmark
+#
+# Installs what is missing (packages by apt as root, Python packages into .venv) and
+# nothing that is there, so that a second run is quick and needs no network. Exit
+# status: that of what it ran; 2 where this machine lacks something it cannot install.
+set -euo pipefail
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")"
+export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+
+PYTHON=/usr/bin/python3
+BUNDLE=dist/cni-hostport
+BUILD_PACKAGES=(python3 python3-venv binutils)
+LAB_PACKAGES=(nftables iptables iproute2 conntrack containernetworking-plugins
+    socat curl busybox-static procps util-linux kmod)
+TEST_PACKAGES=(unbound bind9-dnsutils)
+
+say() { printf 'build.sh: %s\n' "$*" >&2; }
+stop() { say "$@"; exit 2; }
+
+is_debian() {
+    [ -r /etc/os-release ] && command -v apt-get dpkg-query >/dev/null &&
+        (. /etc/os-release && case " $ID ${ID_LIKE:-} " in *" debian "* | *" ubuntu "*) ;; *) exit 1 ;; esac)
+}
+
+# Installs those of the named Debian packages that are not there.
+need() {
+    is_debian || {
+        missing_elsewhere "$@"
+        return
+    }
+    local package missing=()
+    for package in "$@"; do
+        case $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true) in
+        installed) ;;
+        *) missing+=("$package") ;;
+        esac
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    [ "$(id -u)" = 0 ] || stop "needs these packages; install them or run as root: ${missing[*]}"
+    say "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq >&2 || say "apt-get update failed; trying with the lists that are there"
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2 </dev/null ||
+        stop "apt-get could not install: ${missing[*]}"
+}
+
+missing_elsewhere() {
+    stop "this is neither Debian nor Ubuntu. Needed are the equivalents of these packages," \
+        "and a Debian or Ubuntu machine for this script: $*"
+}
+
+as_root() {
+    [ "$(id -u)" = 0 ] || stop "'$1' makes network namespaces and rules in them: run it as root"
+}
+
+digest() { sha256sum "$@" | sha256sum | cut -d ' ' -f 1; }
+
+# .venv with everything in pyproject.toml, made anew only when that file changed.
+environment() {
+    need "${BUILD_PACKAGES[@]}"
+    need "lib$($PYTHON -c 'import sys; print("python%d.%d" % sys.version_info[:2])')"
+    $PYTHON -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        stop "needs Python 3.11 or newer as $PYTHON"
+    local wanted
+    wanted=$(digest pyproject.toml && $PYTHON -c 'import sys; print(sys.version)' && pwd)
+    [ "$(cat .venv/wanted 2>/dev/null)" != "$wanted" ] || return 0
+    say "preparing .venv"
+    [ -x .venv/bin/pip ] && .venv/bin/pip --version >/dev/null 2>&1 || $PYTHON -m venv --clear .venv
+    .venv/bin/python -m pip install -q --disable-pip-version-check -e '.[bundle,test,lint]' >&2
+    printf '%s\n' "$wanted" >.venv/wanted
+}
+
+# The bundle, built anew only when something in it changed; its timestamp is new either way.
+bundle() {
+    environment
+    local inputs
+    inputs=$(
+        find cni_hostport packaging/cni-hostport.spec LICENSE .venv/wanted \
+            \( -name '*.py' -o -type f -not -path '*/__pycache__/*' \) -print0 |
+            sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
+    )
+    if [ "$(cat build/inputs 2>/dev/null)" != "$inputs" ] || [ ! -x "$BUNDLE/cni-hostport" ]; then
+        say "building $BUNDLE"
+        mkdir -p build dist
+        .venv/bin/pyinstaller --noconfirm --log-level ERROR --distpath build/dist \
+            --workpath build/work packaging/cni-hostport.spec >&2
+        rm -rf build/old
+        [ ! -e "$BUNDLE" ] || mv "$BUNDLE" build/old
+        mv build/dist/cni-hostport "$BUNDLE"
+        rm -rf build/old
+        printf '%s\n' "$inputs" >build/inputs
+    fi
+    touch "$BUNDLE/cni-hostport" "$BUNDLE/cni-hostport-helper"
+}
+
+# One build at a time in a checkout.
+alone() {
+    mkdir -p build
+    exec 9>build/lock
+    flock 9
+    "$@"
+    exec 9>&-
+}
+
+lint() {
+    local status=0
+    .venv/bin/ruff check . || status=1
+    .venv/bin/ruff format --check . || status=1
+    .venv/bin/mypy || status=1
+    .venv/bin/lint-imports --no-cache || status=1
+    return $status
+}
+
+command=${1:-build}
+[ $# -eq 0 ] || shift
+case $command in
+build)
+    alone bundle
+    say "$BUNDLE is ready; $BUNDLE/cni-hostport --help"
+    ;;
+test)
+    as_root test
+    need "${BUILD_PACKAGES[@]}" "${LAB_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
+    alone bundle
+    exec .venv/bin/python -m pytest "$@" </dev/null
+    ;;
+lint)
+    alone environment
+    lint
+    ;;
+demo)
+    as_root demo
+    need "${BUILD_PACKAGES[@]}" "${LAB_PACKAGES[@]}"
+    alone bundle
+    exec .venv/bin/python -m tests.lab.demo "$@"
+    ;;
+bench)
+    as_root bench
+    need "${BUILD_PACKAGES[@]}" "${LAB_PACKAGES[@]}"
+    alone bundle
+    exec .venv/bin/python bench/plugin_cpu.py "$@"
+    ;;
+-h | --help | help)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+    ;;
+*)
+    stop "no command '$command'; ./build.sh --help lists them"
+    ;;
+esac

@@ -1,0 +1,46 @@
+"""``cni-hostport check``: is everything as the answered ADDs promised?
+
+A client of the helper; changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from cni_hostport.cli import client
+
+EPILOG = """\
+The helper mends by itself what it notices; this tells what is different now.
+
+exit status: 0 nothing differs, 1 something does, 2 usage, 3 no helper
+
+example:
+  cni-hostport check || journalctl -u cni-hostport -n 20
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check every attachment and list the differences."""
+    parser = argparse.ArgumentParser(
+        prog="cni-hostport check",
+        description="Compare sockets, rules and sysctls of every attachment with the kernel.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    arguments = parser.parse_args(argv)
+    try:
+        document = client.document("check", 60.0)
+    except (client.NoHelper, OSError) as error:
+        return client.complain(error)
+    differences = document["differences"]
+    if arguments.json:
+        print(json.dumps(document, indent=2))
+    else:
+        for entry in differences:
+            print(f"{client.who(entry)}: {'; '.join(entry['missing'])}")
+        count = document["checked"]
+        print(f"{count} attachments checked, {len(differences)} with differences")
+    return 1 if differences else 0

@@ -1,0 +1,133 @@
+"""The event loop's side of the helper: events, timers, signals, hand-over.
+
+Never changes state itself: what an event calls for is a job for the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterable
+
+from cni_hostport.helper import handover, operations
+from cni_hostport.helper.parts import Helper
+from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER
+from cni_hostport.helper.server import Server
+
+log = logging.getLogger(__name__)
+
+QUEUE_INTERVAL = 0.5
+"""Seconds between looks at the queue folder; an entry is noticed within one second."""
+
+
+class Loop:
+    """The event loop's side: events, timers, signals."""
+
+    def __init__(self, helper: Helper, sock: socket.socket, lock: int) -> None:
+        self._helper = helper
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._look_due = False
+        self._queue_stamp = 0
+        self._sock = sock
+        self._lock = lock
+        self._server = Server(
+            sock,
+            helper.core,
+            helper.worker,
+            operations.reads(helper),
+            helper.problem,
+            operations.jobs(helper),
+            self._give,
+        )
+
+    def _give(self, channel: socket.socket, clients: list[socket.socket]) -> None:
+        """Worker: pass everything to a successor and end, or go on if it fails."""
+        try:
+            items = self._helper.manager.holds.items()
+            handover.give(channel, self._lock, self._sock, clients, items)
+        except handover.HandoverFailed as error:
+            log.error("hand-over failed, serving on: %s", error)
+            channel.close()
+            self._loop.call_soon_threadsafe(self._resume, clients)
+            return
+        log.info("a successor serves: ending")
+        # no clean-up of any kind: every socket and rule is the successor's now
+        os._exit(0)
+
+    def _resume(self, clients: list[socket.socket]) -> None:
+        self._server.start()
+        for client in clients:
+            self._server.serve(client)
+
+    async def run(self, clients: Iterable[socket.socket] = ()) -> None:
+        """Serve until a signal says to end."""
+        loop, helper = self._loop, self._helper
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        loop.add_reader(helper.events.fileno(), self._netfilter_event)
+        loop.add_reader(helper.machine.events.fileno(), self._address_event)
+        helper.worker.start()
+        self._server.start()
+        for client in clients:
+            self._server.serve(client)
+        self._every_interval()
+        self._watch_queue()
+        helper.store_of_fds.notify(f"READY=1\nMAINPID={os.getpid()}")
+        await self._ended.wait()
+        log.info("ending: rules stay, sockets close")
+        self._server.stop()
+        helper.worker.stop(5.0)
+
+    def _netfilter_event(self) -> None:
+        event = self._helper.events.read()
+        own = {self._helper.nft.portid}
+        if event.overflow or (event.ours and event.foreign(own)):
+            self._look("a change of our tables", ", ".join(event.culprits(own)))
+
+    def _address_event(self) -> None:
+        # The worker reads the events themselves; until it has, do not ask again. Every pod
+        # brings some of no interest, so this is a look at addresses and at nothing else.
+        self._loop.remove_reader(self._helper.machine.events.fileno())
+
+        def job() -> None:
+            self._helper.reconciler.follow()
+            self._loop.call_soon_threadsafe(self._listen_again)
+
+        self._helper.worker.submit(job)
+
+    def _listen_again(self) -> None:
+        self._loop.add_reader(self._helper.machine.events.fileno(), self._address_event)
+
+    def _look(self, why: str, culprit: str = "") -> None:
+        if self._look_due:
+            return
+        self._look_due = True
+        delay = self._helper.reconciler.delay()
+        self._loop.call_later(delay, self._submit_look, why, culprit)
+
+    def _submit_look(self, why: str, culprit: str) -> None:
+        self._look_due = False
+        self._helper.worker.submit(lambda: self._helper.reconciler.look(why, culprit))
+
+    def _every_interval(self) -> None:
+        self._look("interval")
+        wait = RETIRE_AFTER if self._helper.reconciler.wants_retire else INTERVAL
+        self._loop.call_later(wait, self._every_interval)
+
+    def _watch_queue(self) -> None:
+        try:
+            stamp = (self._helper.run_dir / "queue").stat().st_mtime_ns
+        except OSError:
+            stamp = 0
+        if stamp != self._queue_stamp:
+            self._queue_stamp = stamp
+            self._helper.worker.submit(lambda: _ignore(self._helper.core.drain_queue()))
+        self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
+
+
+def _ignore(_: object) -> None:
+    return None

@@ -1,0 +1,117 @@
+"""Everything one helper has, put together, and how it comes back after a start.
+
+Order of a start: records and sockets, the queue, comparison with the kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from cni_hostport.errors import HostPortError
+from cni_hostport.helper import handover
+from cni_hostport.helper.core import Core
+from cni_hostport.helper.fdstore import FdStore
+from cni_hostport.helper.iptools import IptablesTools
+from cni_hostport.helper.machine import KernelMachine, KernelOpener
+from cni_hostport.helper.metrics import Metrics
+from cni_hostport.helper.reconcile import Reconciler
+from cni_hostport.helper.status import Status
+from cni_hostport.helper.worker import Worker
+from cni_hostport.host import nftcmd
+from cni_hostport.host.nfevents import NftEvents
+from cni_hostport.host.nfnetlink import Nftables
+from cni_hostport.host.records import RecordStore
+from cni_hostport.hostport.backend import Backend
+from cni_hostport.hostport.forward import ForwardRules, WithForward
+from cni_hostport.hostport.holds import Holder
+from cni_hostport.hostport.iptables import IptablesBackend
+from cni_hostport.hostport.manager import HostPortManager
+from cni_hostport.hostport.nftables import NftablesBackend
+from cni_hostport.hostport.record import Record
+
+log = logging.getLogger(__name__)
+
+
+class Helper:
+    """Everything one helper has, put together."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.store = RecordStore(run_dir / "records")
+        self.machine = KernelMachine()
+        self.nft = Nftables()
+        self.metrics = Metrics()
+        self.iptools = IptablesTools()
+        forward = ForwardRules(self.iptools)
+        backends: dict[str, Backend] = {
+            "nftables": WithForward(NftablesBackend(self.nft, nftcmd.load), forward),
+            "iptables": WithForward(IptablesBackend(self.iptools), forward),
+        }
+        self.manager = HostPortManager(KernelOpener(), backends, self.machine, self.store)
+        self.core = Core(self.manager, run_dir, self.metrics)
+        self.reconciler = Reconciler(self.manager, self.metrics)
+        self.status = Status(self.manager, self.reconciler, self.metrics, run_dir)
+        self.metrics.watch(self.status)
+        self.events = NftEvents()
+        self.worker = Worker()
+        self.store_of_fds = FdStore()
+        self.manager.holds.watch(self._keep)
+
+    def _keep(self, key: str, holders: list[Holder]) -> None:
+        self.store_of_fds.keep(key, [h.fileno() for h in holders])
+
+    def adopt(self, holders: list[tuple[str, socket.socket]]) -> None:
+        """Take sockets over before records are restored; what no record wants is closed."""
+        for key, holder in holders:
+            port = handover.port_of(holder)
+            if port is None:
+                holder.close()
+            else:
+                self.manager.holds.adopt(key, port, holder)
+
+    def restore(self) -> None:
+        """Records in, sockets open, queue worked off, kernel mended."""
+        records = []
+        for key, content in self.store.load():
+            record = _parse(key, content)
+            if record is None:
+                kept = self.store.set_aside(key)
+                log.warning("record %s cannot be read and is set aside as %s", key, kept.name)
+            else:
+                records.append(record)
+        self.manager.restore(records)
+        for key in set(self.manager.holds.keys()) - {r.key for r in records}:
+            self.manager.holds.release(key)
+        for key, content in list(self.store.unanswered()):
+            record = _parse(key, content)
+            if record is not None and self.manager.registry.get(key) is None:
+                self.manager.undo_unanswered(record)
+            self.store.discard(key)
+        for key in self.manager.holds.keys():  # noqa: SIM118
+            if ports := self.manager.holds.waiting(key):
+                log.warning("not held, busy: %s", ", ".join(sorted(map(str, ports))))
+        self.core.drain_queue()
+        for backend in self.manager.backends.values():
+            try:
+                backend.repair()
+            except (OSError, HostPortError) as error:
+                self.reconciler.problem = str(error)
+                log.error("rules cannot be restored: %s", error)
+
+    def problem(self) -> str:
+        """Why ADD cannot be served now; empty if it can."""
+        if nftcmd.version() is None:
+            return "nft is not installed: install the package nftables"
+        return self.reconciler.problem
+
+
+def _parse(key: str, content: bytes) -> Record | None:
+    try:
+        record = Record.model_validate_json(content)
+    except ValidationError:
+        return None
+    return record if record.key == key else None

@@ -1,0 +1,221 @@
+"""The bundle as a runtime meets it: copied anywhere, started from anything."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests import standin
+from tests.calls import ROOT, body_of, call, cni_env, helpers_of, run_directory
+
+BUNDLE = os.path.join(ROOT, "dist", "cni-hostport")
+CONF = json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "cni-hostport"}).encode()
+ALONE = ("unshare", "--net")  # a helper that is started for real gets a node of its own
+GONE = 'mkdir "$0/gone" && cd "$0/gone" && rmdir "$0/gone" && exec "$@"'
+
+
+@pytest.fixture
+def run_dir():
+    with run_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """A copy at a path with a space and other letters, behind two links, one of them relative."""
+    home = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(BUNDLE, home / "an öther place", symlinks=True)
+    os.symlink(home / "an öther place" / "cni-hostport", home / "first")
+    os.mkdir(home / "bin")
+    os.symlink("../first", home / "bin" / "cni-hostport")
+    return str(home / "bin" / "cni-hostport")
+
+
+@pytest.fixture
+def server(run_dir):
+    server = standin.Server(run_dir).start()
+    yield server
+    server.close()
+
+
+def test_version_with_an_empty_environment(bundle):
+    done = subprocess.run(
+        [bundle], env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True, cwd="/"
+    )
+    assert json.loads(done.stdout)["supportedVersions"][-1] == "1.1.0"
+    assert done.stderr == b""
+
+
+def test_a_bare_call(bundle):
+    done = subprocess.run([bundle], env={}, capture_output=True, check=True)
+    assert done.stdout == b""
+    assert b"CNI protocol versions supported: 0.1.0, " in done.stderr
+
+
+def test_arguments_reach_the_other_executable(bundle):
+    done = subprocess.run([bundle, "version", "--json"], env={}, capture_output=True, check=True)
+    assert json.loads(done.stdout)["protocol"] == 1
+
+
+def test_found_by_path_and_with_any_first_argument(bundle):
+    env = {"CNI_COMMAND": "VERSION", "PATH": os.path.dirname(bundle)}
+    subprocess.run(["/usr/bin/env", "cni-hostport"], env=env, capture_output=True, check=True)
+    done = subprocess.run(["nonsense"], executable=bundle, env=env, capture_output=True, check=True)
+    assert done.stdout
+
+
+def test_a_call(bundle, run_dir, server):
+    outcome = call(run_dir, "ADD", CONF, argv=(bundle,))
+    assert (outcome.status, outcome.err) == (0, b"")
+    assert body_of(outcome) == CONF
+    assert outcome.json["flags"] == 3
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"LD_LIBRARY_PATH": "/opt/containerd/lib:", "LD_LIBRARY_PATH_ORIG": "/nonexistent"},
+        {"PYTHONHOME": "/nonexistent", "PYTHONPATH": "/nonexistent", "PYTHONVERBOSE": "1"},
+        {"LC_ALL": "xx_YY.nonsense", "LANG": None},
+        {"PATH": None, "HOME": None, "TMPDIR": "/nonexistent"},
+    ],
+)
+def test_hostile_environments(bundle, run_dir, server, env):
+    outcome = call(run_dir, "ADD", CONF, argv=(bundle,), env=env)
+    assert (outcome.status, outcome.err) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_standard_descriptors(bundle, run_dir, server, closed):
+    argv = ("/bin/sh", "-c", f'"$@" {closed}', "sh", bundle)
+    assert call(run_dir, "ADD", CONF, argv=argv).status == 0
+    assert server.requests == 1
+
+
+def test_a_deleted_working_directory(bundle, run_dir, server):
+    assert call(run_dir, "ADD", CONF, argv=("/bin/sh", "-c", GONE, run_dir, bundle)).status == 0
+
+
+def test_without_proc(bundle, run_dir, server):
+    real = os.path.join(BUNDLE, "cni-hostport")  # links are resolved through /proc
+    argv = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh", real)
+    assert call(run_dir, "ADD", CONF, argv=argv).status == 0
+
+
+def test_a_reader_that_left(bundle, run_dir, server):
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = cni_env(run_dir, "ADD")
+    process = subprocess.Popen([bundle], stdin=subprocess.DEVNULL, stdout=writer, env=env)
+    os.close(writer)
+    assert process.wait(timeout=10) == 1
+
+
+def test_without_the_second_executable_it_still_answers(bundle, run_dir, tmp_path):
+    shutil.copytree(BUNDLE, tmp_path / "half", symlinks=True)
+    os.unlink(tmp_path / "half" / "cni-hostport-helper")
+    half = (str(tmp_path / "half" / "cni-hostport"),)
+    assert call(run_dir, "ADD", CONF, argv=half).json["code"] == 11
+    assert call(run_dir, "DEL", CONF, argv=half).status == 0
+
+
+def test_the_call_that_starts_the_helper(bundle, run_dir, tmp_path):
+    """From a directory that is gone, with a PATH that has nft alone and hostile variables."""
+    os.symlink(shutil.which("nft"), tmp_path / "nft")
+    held = os.open("/dev/zero", os.O_RDONLY)
+    process = subprocess.Popen(
+        [*ALONE, "/bin/sh", "-c", 'cd /proc/self/fd && exec "$@"', "sh", bundle],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=cni_env(
+            run_dir,
+            "GC",
+            LD_LIBRARY_PATH="/opt/containerd/lib:",
+            PYTHONPATH="/nonexistent",
+            NOTIFY_SOCKET="/nonexistent",
+            PATH=f"{tmp_path}:/usr/bin:/bin",
+        ),
+        pass_fds=(held,),
+        umask=0,
+    )
+    os.close(held)
+    process.stdin.write(CONF)
+    process.stdin.close()
+    status = process.wait(timeout=40)
+    ended = time.monotonic()
+    out, err = process.stdout.read(), process.stderr.read()
+    assert time.monotonic() - ended < 1  # nobody else holds the pipes
+    assert (status, out, err) == (0, b"", b"")
+    (helper,) = helpers_of(run_dir)
+    links = [os.readlink(f"/proc/{helper}/fd/{number}") for number in range(3)]
+    assert links == ["/dev/null", "/dev/null", f"{run_dir}/helper.log"]
+    opened = [_readlink(f"/proc/{helper}/fd/{n}") for n in os.listdir(f"/proc/{helper}/fd")]
+    assert "/dev/zero" not in opened
+    assert os.readlink(f"/proc/{helper}/cwd") == "/"
+    assert os.getsid(helper) == helper
+    with open(f"/proc/{helper}/environ", "rb") as file:
+        names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0") if entry}
+    boot_loader = {name for name in names if name.startswith((b"_PYI_", b"LD_LIBRARY_PATH"))}
+    assert names - boot_loader == {b"CNI_HOSTPORT_RUN_DIR", b"LANG", b"PATH"}
+    assert os.stat(f"{run_dir}/helper.log").st_mode & 0o777 == 0o600
+
+
+def test_calls_at_once_start_one_helper(bundle, run_dir):
+    script = (
+        'for n in 1 2 3 4; do "$0" < "$1" & pids="$pids $!"; done;'
+        " for p in $pids; do wait $p || exit 1; done"
+    )
+    with open(f"{run_dir}/conf", "wb") as file:
+        file.write(CONF)
+    argv = (*ALONE, "/bin/sh", "-c", script, bundle, f"{run_dir}/conf")
+    assert call(run_dir, "GC", argv=argv, env={"CNI_NETNS": None}).status == 0
+    assert len(helpers_of(run_dir)) == 1
+
+
+def test_a_killed_helper_is_replaced_by_the_next_call(bundle, run_dir):
+    # One shell makes both calls, since the net namespace must outlive the first helper.
+    with open(f"{run_dir}/conf", "wb") as file:
+        file.write(CONF)
+    script = 'read a; "$0" < "$1"; echo $?; read b; "$0" < "$1"; echo $?'
+    shell = subprocess.Popen(
+        [*ALONE, "/bin/sh", "-c", script, bundle, f"{run_dir}/conf"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=cni_env(run_dir, "GC"),
+    )
+    _say(shell)
+    assert shell.stdout.readline() == b"0\n"
+    (first,) = helpers_of(run_dir)
+    os.kill(first, signal.SIGKILL)
+    _say(shell)
+    assert shell.stdout.readline() == b"0\n"
+    shell.communicate(timeout=10)
+    assert len(set(helpers_of(run_dir)) - {first}) == 1
+
+
+def test_what_the_bundle_holds():
+    internal = os.path.join(BUNDLE, "_internal")
+    start_up = os.path.join(internal, "base_library.zip")
+    assert os.path.isdir(start_up)
+    assert len(os.listdir(start_up)) < 15
+    with open(os.path.join(internal, "LICENSES.txt")) as file:
+        text = file.read()
+    for package in ("pydantic ", "pydantic_core ", "pyroute2 ", "prometheus_client ", "Python"):
+        assert f"\n{package}" in text
+
+
+def _say(shell):
+    shell.stdin.write(b"\n")
+    shell.stdin.flush()
+
+
+def _readlink(path):
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -1,0 +1,42 @@
+"""The linters are tests: one command tells whether a change may land."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.calls import ROOT
+
+BIN = os.path.dirname(sys.executable)
+
+
+@pytest.mark.parametrize(
+    "command", [("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",)], ids=" ".join
+)
+def test_clean(command):
+    done = subprocess.run(
+        [os.path.join(BIN, command[0]), *command[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", ["build.sh", ".ci/run"])
+def test_shell_scripts_parse(script):
+    subprocess.run(["bash", "-n", os.path.join(ROOT, script)], check=True)
+
+
+def test_modules_stay_small():
+    """A module that outgrows this holds two jobs."""
+    sizes = {}
+    for folder, _, files in os.walk(os.path.join(ROOT, "cni_hostport")):
+        for name in files:
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                with open(path) as file:
+                    sizes[os.path.relpath(path, ROOT)] = sum(1 for _ in file)
+    assert {path: size for path, size in sizes.items() if size > 320} == {}
