@@ -105,6 +105,8 @@ class ForwardRules:
         except HostPortError:
             self._note(before)
             raise
+        if not self.in_use:
+            self.retire()
 
     def _follow_filters(self) -> None:
         """A firewall may have come since: every attachment's rules go there as well."""
@@ -133,7 +135,8 @@ class ForwardRules:
 
     def retire(self) -> bool:
         """Remove our chains where nobody needs them."""
-        return any([side.retire() for side in self._sides.values()])
+        gone = [side.retire() for side in self._sides.values()]
+        return any(gone)
 
 
 class WithForward:
@@ -189,4 +192,5 @@ class WithForward:
 
     def retire(self) -> bool:
         """Remove what is shared if no attachment needs it."""
-        return any([self.main.retire(), self._forward.retire()])
+        gone = self.main.retire()
+        return self._forward.retire() or gone

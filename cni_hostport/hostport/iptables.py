@@ -118,7 +118,6 @@ class IptablesBackend:
             family=family,
             attachments=self._owners[family],
             node=self._node.get(family, NOTHING),
-            extra=belief.shared,
             keep_portals=belief.kept,
         )
 
@@ -169,7 +168,7 @@ class IptablesBackend:
             if not self._kernel.is_verified(family):
                 tables, _ = read(self._kernel.tools(), family)
                 wish = self._wish(family)
-                alone = Wish(self._scheme, family, {key: rules}, wish.node, wish.extra)
+                alone = Wish(self._scheme, family, {key: rules}, wish.node)
                 missing += iptdiff.compare(tables, alone).missing
         return missing
 

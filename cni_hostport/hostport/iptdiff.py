@@ -31,7 +31,6 @@ Place = tuple[str, str]
 class Wish:
     """Everything wanted in one family: rules by owner, and whether it is to be there at all.
 
-    ``extra`` are shared chains that stay although nobody needs them now;
     ``keep_portals``: KUBE-HOSTPORTS was there before us and stays.
     """
 
@@ -39,7 +38,6 @@ class Wish:
     family: Family
     attachments: Mapping[str, Rules] = field(default_factory=dict)
     node: Rules = NOTHING
-    extra: frozenset[str] = frozenset()
     keep_portals: bool = False
 
     @functools.cached_property
@@ -48,11 +46,7 @@ class Wish:
         if not self.attachments:
             return ()
         used = {m.chain for r in self.attachments.values() for m in r.members}
-        return tuple(
-            s
-            for s in self.scheme.shared(self.family)
-            if s.always or s.chain in used or s.chain in self.extra
-        )
+        return tuple(s for s in self.scheme.shared(self.family) if s.always or s.chain in used)
 
     def hooks(self) -> Iterator[Hook]:
         """Hooks that must be there."""

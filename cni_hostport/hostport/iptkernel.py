@@ -103,12 +103,15 @@ class KernelTables:
         Raises NetfilterFailed or TryAgain; tables may then be changed in part.
         """
         belief = self.belief(family)
-        if not belief.trusted or not {s.chain for s in wish.shared} <= belief.shared:
+        if not belief.trusted:
             self.mend(family, wish, force=True)
             return
         try:
-            self._write(self.tools(), family, step)
+            shape = iptstep.shape(belief.shared, wish)
+            self._write(self.tools(), family, iptdiff.joined((step, shape)))
             belief.seen = None
+            if wish.shared:
+                belief.shared = frozenset(s.chain for s in wish.shared)
         except NetfilterFailed as error:
             if type(error) is not NetfilterFailed:
                 raise  # the tool hangs: reading would hang as well
