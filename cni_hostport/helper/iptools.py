@@ -27,12 +27,14 @@ class IptablesTools:
 
     def __init__(self) -> None:
         self._found: dict[str, Iptables] = {}
+        self._plain: dict[Family, iptables.Flavour | None] = {}
         self._readers = {name: Nftables(name) for name in _NFT_TABLES}
 
     def refresh(self) -> None:
         """Look for the tools again: one may have been installed or removed."""
+        self._plain = {family: iptables.flavour_of_path(family) for family in Family}
         for flavour in FLAVOURS:
-            found = iptables.find(flavour)
+            found = iptables.find(flavour, self._plain)
             old = self._found.pop(flavour, None)
             if found is not None and old is not None and found.tools == old.tools:
                 self._found[flavour] = old
@@ -48,7 +50,7 @@ class IptablesTools:
         """The flavour for new rules. Raises NetfilterFailed where none is installed."""
         self.refresh()
         chains = {flavour: self.chains(flavour) for flavour in self._found}
-        name = choose_flavour(chains, self._found, iptables.flavour_of_path())
+        name = choose_flavour(chains, self._found, self._plain.get(Family.V4))
         if name is None:
             raise NetfilterFailed(
                 "iptables is not installed on this node",

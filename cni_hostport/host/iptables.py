@@ -164,11 +164,14 @@ class Iptables:
         )
 
 
-def find(flavour: Flavour) -> Iptables | None:
-    """Tools of that flavour, None where no family has them."""
+def find(flavour: Flavour, plain: Mapping[Family, Flavour | None]) -> Iptables | None:
+    """Tools of that flavour, None where no family has them.
+
+    ``plain``: what the tools without a flavour in their name are (flavour_of_path).
+    """
     tools = {}
     for family in Family:
-        found = _names(flavour, family, flavour_of_path(family))
+        found = _names(flavour, family, plain.get(family))
         if found is not None:
             tools[family] = found
     return Iptables(flavour, tools) if tools else None
