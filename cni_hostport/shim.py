@@ -140,6 +140,11 @@ def connect(folder: bytes, limit: float) -> "_socket.socket":
     finally:
         if descriptor >= 0:
             posix.close(descriptor)
+    # struct ucred: pid, uid, gid. Whoever else listens there must not get our descriptors.
+    owner = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[4:8]
+    if int.from_bytes(owner, sys.byteorder) not in {0, posix.geteuid()}:
+        sock.close()
+        raise PermissionError(13, "the helper's socket belongs to somebody else")
     return sock
 
 

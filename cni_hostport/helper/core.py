@@ -7,6 +7,7 @@ exception out: whatever goes wrong becomes a CNI error object.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -18,6 +19,7 @@ from cni_hostport import cni
 from cni_hostport.errors import (
     BadEnvironment,
     HostPortError,
+    IOFailure,
     NetfilterFailed,
     StateDiffers,
     TryAgain,
@@ -31,6 +33,9 @@ from cni_hostport.hostport.manager import HostPortManager
 from cni_hostport.model import Attachment
 
 log = logging.getLogger(__name__)
+
+_RETRIED = (NetfilterFailed, TryAgain, IOFailure)
+"""Errors of a DEL that may pass: it is queued and tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Core:
         self._run_dir = run_dir
         self._metrics = metrics
         self._home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self.queue_kept = 0
+        """Queued DELs that failed when they were last tried."""
         self._leftovers: Callable[[cni.Call], None] | None = None
 
     def handle(self, request: CallRequest) -> tuple[Answer, Callable[[], None] | None]:
@@ -79,7 +86,7 @@ class Core:
 
     def _failed(self, error: HostPortError, call: cni.Call | None, request: CallRequest) -> Answer:
         """A failing DEL keeps bridge and IPAM from cleaning up: what can be retried is queued."""
-        later = isinstance(error, (NetfilterFailed, TryAgain))
+        later = isinstance(error, _RETRIED)
         if later and call is not None and call.command == "DEL":
             return self._postpone(error, request)
         version = call.cni_version if call is not None else cni.cni_version_of(request.stdin)
@@ -224,20 +231,27 @@ class Core:
 
     def drain_queue(self) -> int:
         """Work off DELs that no helper could take; returns how many were done."""
-        done = 0
+        done = kept = 0
         for entry in queue.entries(self._run_dir):
             env = {os.fsdecode(k): os.fsdecode(v) for k, v in entry.env.items()}
             try:
                 call = cni.parse_call(env, entry.stdin)
                 if call.command == "DEL":
                     self._delete(call)
-            except (NetfilterFailed, TryAgain) as error:
+            except _RETRIED as error:
+                kept += 1
                 log.warning("queued DEL %s is kept: %s", entry.path.name, error)
                 continue
             except HostPortError as error:
                 log.warning("queued call %s is dropped: %s", entry.path.name, error)
-            queue.remove(entry)
+            except Exception as error:
+                kept += 1
+                log.exception("queued DEL %s is kept: %s", entry.path.name, error)
+                continue
+            with contextlib.suppress(OSError):
+                queue.remove(entry)
             done += 1
+        self.queue_kept = kept
         return done
 
     def _note(

@@ -23,6 +23,10 @@ QUEUE_INTERVAL = 0.5
 """Seconds between looks at the queue folder; an entry is noticed within one second."""
 
 
+QUEUE_RETRY = 5.0
+"""Seconds until queued DELs that failed are tried again."""
+
+
 class Loop:
     """The event loop's side: events, timers, signals."""
 
@@ -32,6 +36,7 @@ class Loop:
         self._ended = asyncio.Event()
         self._look_due = False
         self._queue_stamp = 0
+        self._queue_again = 0.0
         self._sock = sock
         self._lock = lock
         self._server = Server(
@@ -123,8 +128,10 @@ class Loop:
             stamp = (self._helper.run_dir / "queue").stat().st_mtime_ns
         except OSError:
             stamp = 0
-        if stamp != self._queue_stamp:
+        again = self._helper.core.queue_kept and self._loop.time() >= self._queue_again
+        if stamp != self._queue_stamp or again:
             self._queue_stamp = stamp
+            self._queue_again = self._loop.time() + QUEUE_RETRY
             self._helper.worker.submit(lambda: _ignore(self._helper.core.drain_queue()))
         self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
 

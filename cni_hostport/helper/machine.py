@@ -6,8 +6,11 @@ alone, since its netlink sockets answer one question at a time.
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from cni_hostport.host import netns, sysctl
 from cni_hostport.host.conntrack import Conntrack
@@ -20,6 +23,9 @@ from cni_hostport.hostport.holds import Holder
 from cni_hostport.hostport.machine import Liveness
 from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.model import Attachment, Family, HostPort, IPAddress
+
+RESERVED = 128
+"""Descriptors that holders leave to callers and tools: who finds none left is told so."""
 
 
 class KernelMachine:
@@ -100,6 +106,10 @@ class KernelMachine:
         """Drop UDP flows by original destination."""
         self._conntrack.drop_udp_to(targets)
 
+    def drop_udp_untranslated(self, targets: Collection[tuple[IPAddress, int]]) -> None:
+        """Drop UDP flows by original destination, those alone that lead to no pod."""
+        self._conntrack.drop_udp_untranslated(targets)
+
     def drop_udp_from(self, addresses: Iterable[IPAddress]) -> None:
         """Drop UDP flows by the source of their replies."""
         self._conntrack.drop_udp_from(addresses)
@@ -110,10 +120,17 @@ class KernelOpener:
 
     def __init__(self) -> None:
         self._diag = SockDiag()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._highest = limit - min(RESERVED, limit // 4)
 
     def open(self, port: HostPort) -> Holder:
         """Open one holder."""
-        return open_holder(port)
+        holder = open_holder(port)
+        # the kernel gives the lowest free number
+        if holder.fileno() > self._highest:
+            holder.close()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return holder
 
     def narrow(self, wide: Holder, ports: Sequence[HostPort]) -> list[Holder]:
         """Wildcard to specific addresses, without a free instant."""

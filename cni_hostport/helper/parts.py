@@ -5,8 +5,10 @@ Order of a start: records and sockets, the queue, comparison with the kernel.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -88,19 +90,21 @@ class Helper:
             self.manager.holds.release(key)
         for key, content in list(self.store.unanswered()):
             record = _parse(key, content)
-            if record is not None and self.manager.registry.get(key) is None:
+            if record is not None:
                 self.manager.undo_unanswered(record)
-            self.store.discard(key)
+            with contextlib.suppress(OSError):
+                self.store.discard(key)
         for key in self.manager.holds.keys():  # noqa: SIM118
             if ports := self.manager.holds.waiting(key):
                 log.warning("not held, busy: %s", ", ".join(sorted(map(str, ports))))
         self.core.drain_queue()
-        for backend in self.manager.backends.values():
+        mends: list[Callable[[], object]] = [b.repair for b in self.manager.backends.values()]
+        for mend in (*mends, self.manager.refresh_links):
             try:
-                backend.repair()
+                mend()
             except (OSError, HostPortError) as error:
                 self.reconciler.problem = str(error)
-                log.error("rules cannot be restored: %s", error)
+                log.error("not everything can be restored: %s", error)
 
     def problem(self) -> str:
         """Why ADD cannot be served now; empty if it can."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from cni_hostport.errors import HostPortError
@@ -68,7 +69,7 @@ class Reconciler:
     def __init__(self, manager: HostPortManager, metrics: Metrics) -> None:
         self._manager = manager
         self._metrics = metrics
-        self._backoff = Backoff()
+        self._backoffs = {"rules": Backoff(), "links": Backoff()}
         self._empty_since: float | None = None
         self.last = LastRepair()
         self.last_look = 0.0
@@ -76,7 +77,7 @@ class Reconciler:
 
     def delay(self) -> float:
         """Seconds to wait before the next look may mend."""
-        return max(SETTLE, self._backoff.delay(time.monotonic()))
+        return max(SETTLE, self._backoffs["rules"].delay(time.monotonic()))
 
     def look(self, why: str = "interval", culprit: str = "") -> None:
         """One pass over everything; never raises."""
@@ -84,40 +85,58 @@ class Reconciler:
         try:
             self._pass(why, culprit)
             self.problem = ""
-        except (OSError, HostPortError) as error:
-            self.problem = str(error)
-            log.error("cannot reconcile (%s): %s", why, error)
+        except Exception as error:
+            self._fails(f"cannot reconcile ({why})", error)
 
     def follow(self) -> None:
-        """Take in a change of the node's addresses; never raises."""
+        """Take in a change of the node's addresses and links; never raises."""
+        before = self._manager.node
         try:
-            self._manager.follow_addresses()
-        except (OSError, HostPortError) as error:
-            self.problem = str(error)
-            log.error("cannot follow an address change: %s", error)
+            after = self._manager.follow_addresses()
+            if names := {a.link for a in before.addresses ^ after.addresses}:
+                self._links("an address change", names)
+        except Exception as error:
+            self._fails("cannot follow an address change", error)
+
+    def _fails(self, what: str, error: Exception) -> None:
+        self.problem = f"{what}: {error}"
+        expected = isinstance(error, OSError | HostPortError)
+        log.error("%s: %s", what, error, exc_info=None if expected else error)
 
     def _pass(self, why: str, culprit: str) -> None:
         manager = self._manager
+        manager.retry_deletes()
         manager.follow_addresses()
+        found = []
         for name, backend in manager.backends.items():
             repair = backend.repair() if backend.in_use else None
             if repair:
-                self._mended("rules", f"{name}: {repair}", why, culprit)
-        for flag in manager.refresh_links():
-            self._mended("links", flag, why, culprit)
+                found.append(f"{name}: {repair}")
+        if found:
+            manager.drop_gap_flows()
+            self._mended("rules", found, why, culprit)
+        self._links(why)
         for key, ports in manager.retry_waiting().items():
             record = manager.registry.get(key)
             owner = record.attachment.describe() if record else key
             log.info("now held for %s: %s", owner, ", ".join(sorted(map(str, ports))))
         self._retire()
 
-    def _mended(self, kind: str, what: str, why: str, culprit: str) -> None:
-        now = time.monotonic()
+    def _links(self, why: str, names: Collection[str] | None = None) -> None:
+        if self._backoffs["links"].delay(time.monotonic()) > 0:
+            return
+        if mended := self._manager.refresh_links(names):
+            self._mended("links", mended, why, "")
+
+    def _mended(self, kind: str, what: Sequence[str], why: str, culprit: str) -> None:
+        """Count and tell: one repair a pass, however much was missing."""
+        more = f" and {len(what) - 3} more" if len(what) > 3 else ""
+        text = ", ".join(what[:3]) + more
         self._metrics.repair(kind)
-        self.last = LastRepair(time.time(), what)
+        self.last = LastRepair(time.time(), text)
         by = f" (removed by {culprit})" if culprit else ""
-        log.warning("repaired after %s%s: %s", why, by, what)
-        if self._backoff.repaired(now):
+        log.warning("repaired after %s%s: %s", why, by, text)
+        if self._backoffs[kind].repaired(time.monotonic()):
             log.error(
                 "somebody keeps removing what host ports need%s: repairs slow down, "
                 "up to one in %d s, until it stops",

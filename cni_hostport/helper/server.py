@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 512
 _BACKLOG = 1024
+_ACCEPT_PAUSE = 0.1
 _SO_PEERCRED = struct.Struct("=iII")
 
 Operation = Callable[[Mapping[str, object]], Answer]
@@ -79,6 +80,7 @@ class Server:
         self._problem = problem
         self._clients: dict[Connection, None] = {}
         self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to accept."""
@@ -87,6 +89,8 @@ class Server:
 
     def stop(self) -> None:
         """Accept no more; those connected are still answered."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
 
     def _accept(self) -> None:
@@ -96,7 +100,10 @@ class Server:
             except BlockingIOError:
                 return
             except OSError as error:
+                # no descriptor left: those who wait stay in the backlog for a moment
                 log.warning("cannot accept: %s", error)
+                self.stop()
+                self._pause = self._loop.call_later(_ACCEPT_PAUSE, self.start)
                 return
             if not self._may_speak(client):
                 client.close()
@@ -174,7 +181,10 @@ class Server:
         try:
             wish = json.loads(request.body)
             name = wish["op"]
-        except (ValueError, KeyError, TypeError):
+            known = isinstance(name, str)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            known = False
+        if not known:
             connection.answer(Answer(2, b"", b"no operation\n"))
             return
         if name == "handover" and self._handover is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from cni_hostport.host.nfsocket import NetfilterSocket
 from cni_hostport.model import Family, IPAddress, Protocol, family_of
@@ -65,6 +65,26 @@ class Conntrack:
         Returns and raises as drop_udp_to.
         """
         return self._drop([Match("reply", Protocol.UDP, a, port) for a in dict.fromkeys(addresses)])
+
+    def drop_udp_untranslated(self, pairs: Collection[tuple[IPAddress, int]]) -> int:
+        """Delete UDP flows to one of these (address, port) that were not translated.
+
+        One walk a family, however many pairs. Returns how many there were. Raises
+        ConntrackError.
+        """
+        wanted = frozenset(pairs)
+        found: set[Flow] = set()
+        for family in Family:
+            needles = {a.packed for a, _ in wanted if family_of(a) is family}
+            if not needles:
+                continue
+            for data in self._parts(ctmsg.dump_untranslated(family, Protocol.UDP, self._next())):
+                if any(needle in data for needle in needles):
+                    flows = map(ctmsg.flow, nl.messages(data))
+                    found.update(f for f in flows if f and _is_untranslated(f, wanted))
+        errors = self._ask([ctmsg.delete_flow(flow, self._next()) for flow in found])
+        self._judge(errors)
+        return len(found)
 
     def flows(self, address: IPAddress, port: int, protocol: Protocol) -> int:
         """Number of flows that address:port answers; one walk of the table.
@@ -174,6 +194,12 @@ class Conntrack:
             raise _broken(error) from None
         finally:
             self._sock.drain()
+
+
+def _is_untranslated(flow: Flow, wanted: Collection[tuple[IPAddress, int]]) -> bool:
+    end = flow.destination
+    udp = end.protocol == Protocol.UDP.number
+    return udp and not flow.translated and (end.address, end.port) in wanted
 
 
 def _broken(error: OSError) -> ConntrackError:

@@ -130,11 +130,16 @@ def _make_folder(folder: Path) -> None:
 
 def _write(folder: Path, name: str, content: bytes) -> Path:
     temporary = folder / f".{name}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(temporary, "wb", opener=lambda path, _: os.open(path, flags, 0o600)) as file:
-        file.write(content)
     path = folder / name
-    temporary.rename(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(temporary, "wb", opener=lambda path, _: os.open(path, flags, 0o600)) as file:
+            file.write(content)
+        temporary.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     return path
 
 

@@ -9,11 +9,13 @@ in, bytes out. A file that cannot be used is set aside, never deleted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _KEY = re.compile(r"[a-z2-7]{16}")
 
 
@@ -38,12 +40,13 @@ class RecordStore:
             view = memoryview(content)
             while view:
                 view = view[os.write(descriptor, view) :]
+            os.rename(temporary, self._path(key, "adding"))
         except OSError:
-            os.unlink(temporary)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
             raise
         finally:
             os.close(descriptor)
-        os.rename(temporary, self._path(key, "adding"))
 
     def commit(self, key: str) -> None:
         """Make the prepared record the valid one, in one step."""
@@ -60,19 +63,27 @@ class RecordStore:
             os.unlink(self._path(key, "json"))
 
     def load(self) -> Iterator[tuple[str, bytes]]:
-        """Every valid record (key, content); what is not one of ours is skipped."""
+        """Every valid record (key, content); what is not one of ours is skipped.
+
+        Raises OSError where it is this process that lacks something (descriptors).
+        """
         for name in sorted(os.listdir(self._folder)):
             stem, dot, kind = name.partition(".")
             if kind == "json" and dot and _KEY.fullmatch(stem):
                 try:
                     yield stem, self._read(stem)
-                except OSError:
+                except OSError as error:
+                    if error.errno in _SHORTAGE:
+                        raise
                     self.set_aside(stem)
 
     def unanswered(self) -> Iterator[tuple[str, bytes]]:
         """ADDs that were under way when a helper died: (key, content)."""
         for name in sorted(os.listdir(self._folder)):
             stem, _, kind = name.partition(".")
+            if kind == "tmp" and _KEY.fullmatch(stem):  # not even written to its end
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path(stem, kind))
             if kind == "adding" and _KEY.fullmatch(stem):
                 with contextlib.suppress(OSError):
                     yield stem, self._read(stem, kind)
@@ -80,7 +91,8 @@ class RecordStore:
     def set_aside(self, key: str) -> Path:
         """Keep an unusable record out of the way as ``<key>.damaged``."""
         kept = self._path(key, "damaged")
-        os.rename(self._path(key, "json"), kept)
+        with contextlib.suppress(OSError):  # a read-only file system: it is left out all the same
+            os.rename(self._path(key, "json"), kept)
         return kept
 
     def _read(self, key: str, kind: str = "json") -> bytes:

@@ -84,6 +84,9 @@ def open_run_dir(run_dir: str) -> int:
         os.close(descriptor)
         owner = f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}"
         raise TryAgain(f"the run directory {run_dir} is not safe: {owner}", _ADVICE)
+    if status.st_mode & 0o077:  # made by somebody else's mkdir: readable, and safe otherwise
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o700)
     return descriptor
 
 

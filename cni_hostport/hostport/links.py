@@ -7,16 +7,35 @@ and restores it with the last user. Never touches a link no attachment is on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+from collections.abc import Collection, Iterator
 
+from cni_hostport.errors import IOFailure
 from cni_hostport.hostport.answering import answers_loopback
 from cni_hostport.hostport.machine import Machine
 from cni_hostport.hostport.node import NodeView
-from cni_hostport.hostport.record import Record
+from cni_hostport.hostport.record import Record, link_record
 from cni_hostport.hostport.registry import Registry
 from cni_hostport.model import Family
 
 log = logging.getLogger(__name__)
+
+ROUTE_LOCALNET, HAIRPIN = "route_localnet", "hairpin"
+GONE = (None, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors that mean: no such link, or it is no bridge port any more."""
+
+
+@contextlib.contextmanager
+def _link_may_be_gone(record: Record) -> Iterator[None]:
+    """A vanished link is no error; anything else is IOFailure (code 5)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in GONE:
+            raise IOFailure(
+                f"cannot read or set the flags of link {record.link.name}", str(error)
+            ) from error
 
 
 class LinkKeeper:
@@ -25,6 +44,7 @@ class LinkKeeper:
     def __init__(self, machine: Machine, registry: Registry) -> None:
         self._machine = machine
         self._registry = registry
+        self._owed: dict[tuple[int, str], int] = {}
 
     def plan(self, record: Record, existing: Record | None, node: NodeView) -> Record:
         """Complete the record with what is found on the link now."""
@@ -33,7 +53,7 @@ class LinkKeeper:
         if index and answers_loopback(record.attachment, node):
             found = self._registry.route_localnet_found(index)
             if found is None:
-                with contextlib.suppress(OSError):
+                with _link_may_be_gone(record):
                     found = self._machine.route_localnet(index)
         kept = existing.hairpin_set if existing is not None else ()
         ports = dict.fromkeys([*kept, *self._hairpin_wanted(record)])
@@ -55,19 +75,24 @@ class LinkKeeper:
             return []
         wanted = []
         for index, _ in record.link.ports:
-            with contextlib.suppress(OSError):
+            with _link_may_be_gone(record):
                 if not self._machine.hairpin(index):
                     wanted.append(index)
         return wanted
 
     def use(self, record: Record) -> None:
-        """Switch on what the record says is needed; a vanished link is no error."""
+        """Switch on what the record says is needed; a vanished link is no error.
+
+        Raises IOFailure.
+        """
         index = record.link.index
-        with contextlib.suppress(OSError):
-            if record.route_localnet_found == 0:
+        if record.route_localnet_found == 0:
+            self._owed.pop((index, ROUTE_LOCALNET), None)
+            with _link_may_be_gone(record):
                 self._machine.set_route_localnet(index, 1)
         for port in record.hairpin_set:
-            with contextlib.suppress(OSError):
+            self._owed.pop((port, HAIRPIN), None)
+            with _link_may_be_gone(record):
                 self._machine.set_hairpin(port, True)
 
     def release(self, record: Record, keep: Record | None = None) -> None:
@@ -78,15 +103,29 @@ class LinkKeeper:
         index, found = record.link.index, record.route_localnet_found
         kept = keep is not None and keep.route_localnet_found is not None
         same_link = keep is not None and keep.link.index == index
-        if found is not None and not (kept and same_link):
-            with contextlib.suppress(OSError):
-                if not self._registry.shares_link(record):
-                    self._machine.set_route_localnet(index, found)
+        if (
+            found is not None
+            and not (kept and same_link)
+            and not self._registry.shares_link(record)
+        ):
+            self._put_back(index, ROUTE_LOCALNET, found)
         still = keep.hairpin_set if keep is not None else ()
         for port in record.hairpin_set:
             if port not in still:
-                with contextlib.suppress(OSError):
-                    self._machine.set_hairpin(port, False)
+                self._put_back(port, HAIRPIN, 0)
+
+    def _put_back(self, index: int, flag: str, value: int) -> None:
+        """Set a flag to what was found; where that fails ``refresh`` tries again."""
+        self._owed.pop((index, flag), None)
+        try:
+            if flag == HAIRPIN:
+                self._machine.set_hairpin(index, bool(value))
+            else:
+                self._machine.set_route_localnet(index, value)
+        except OSError as error:
+            if error.errno not in GONE:
+                log.warning("%s of link %d cannot be put back yet: %s", flag, index, error)
+                self._owed[index, flag] = value
 
     def check(self, record: Record) -> list[str]:
         """Names the flags that are not as they must be."""
@@ -104,23 +143,54 @@ class LinkKeeper:
         )
         return missing
 
-    def refresh(self) -> list[str]:
-        """Put right flags somebody changed; returns what was mended, by name."""
+    def refresh(self, names: Collection[str] | None = None) -> tuple[list[str], list[Record]]:
+        """Put right flags somebody changed: what was mended, and records whose link is gone.
+
+        ``names``: look at these links alone.
+        """
+        for (index, flag), value in tuple(self._owed.items()):
+            self._put_back(index, flag, value)
         mended: list[str] = []
-        seen: set[int] = set()
+        strays: list[Record] = []
+        there: dict[int, bool] = {}
         for record in self._registry:
+            if names is not None and record.link.name not in names:
+                continue
             index = record.link.index
-            if record.route_localnet_found is not None and index not in seen:
-                seen.add(index)
-                with contextlib.suppress(OSError):
-                    if self._machine.route_localnet(index) != 1:
-                        self._machine.set_route_localnet(index, 1)
-                        mended.append(f"net.ipv4.conf.{record.link.name}.route_localnet")
-            for port in self._hairpin_wanted(record) if record.link.ports else ():
-                with contextlib.suppress(OSError):
+            if record.route_localnet_found is not None:
+                if index not in there:
+                    there[index] = self._refresh_route_localnet(record, mended)
+                if not there[index]:
+                    strays.append(record)
+            for port in self._hairpin_wanted(record):
+                with _link_may_be_gone(record):
                     self._machine.set_hairpin(port, True)
-                    mended.append(f"hairpin of port {dict(record.link.ports)[port]}")
-        return mended
+                    mended.append(f"hairpin of port {dict(record.link.ports).get(port, port)}")
+        return mended, strays
+
+    def _refresh_route_localnet(self, record: Record, mended: list[str]) -> bool:
+        """False where the link is gone."""
+        index = record.link.index
+        try:
+            if self._machine.route_localnet(index) != 1:
+                self._machine.set_route_localnet(index, 1)
+                mended.append(f"net.ipv4.conf.{record.link.name}.route_localnet")
+        except OSError as error:
+            return error.errno not in GONE
+        return True
+
+    def moved(self, record: Record, node: NodeView) -> Record | None:
+        """The record on a link that was made again under the same name; None: there is none."""
+        try:
+            link = self._machine.pod_link(record.attachment)
+        except OSError:
+            return None
+        if link.name != record.link.name or link.index in (0, record.link.index):
+            return None
+        found = {"link": link_record(link), "route_localnet_found": None, "hairpin_set": ()}
+        moved = self.plan(record.model_copy(update=found), None, node)
+        self.use(moved)
+        return moved
 
 
 def families_of(record: Record) -> tuple[Family, ...]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal, Protocol
 
 from cni_hostport.hostport.node import NodeView, PodLink
@@ -46,6 +46,9 @@ class Machine(Protocol):
 
     def drop_udp_to(self, targets: Iterable[tuple[IPAddress, int]]) -> None:
         """Drop UDP flows whose original destination is one of these."""
+
+    def drop_udp_untranslated(self, targets: Collection[tuple[IPAddress, int]]) -> None:
+        """Drop UDP flows to one of these that are not translated."""
 
     def drop_udp_from(self, addresses: Iterable[IPAddress]) -> None:
         """Drop UDP flows whose reply comes from one of these pod addresses."""

@@ -12,14 +12,21 @@ one lock.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 
-from cni_hostport.errors import HostPortError, InvalidConfig, IOFailure, PortInUse
+from cni_hostport.errors import (
+    HostPortError,
+    InvalidConfig,
+    IOFailure,
+    NetfilterFailed,
+    PortInUse,
+)
 from cni_hostport.hostport import answering
 from cni_hostport.hostport.backend import Backend
-from cni_hostport.hostport.holds import Holds, Opener
+from cni_hostport.hostport.holds import Holds, Opener, PendingChange
 from cni_hostport.hostport.links import LinkKeeper
 from cni_hostport.hostport.machine import Machine, Store
 from cni_hostport.hostport.node import NodeView, PodLink
@@ -59,6 +66,7 @@ class HostPortManager:
         self._store = store
         self._families = frozenset(families)
         self._node = NodeView()
+        self._undeleted: set[str] = set()
 
     # hostport_manager.go's interface
 
@@ -114,37 +122,55 @@ class HostPortManager:
         answering.check_host_ips(attachment, node, must_be_local=must_be_local)
         self._settle_conflicts(attachment)
         with ExitStack() as undo:
-            record = self._reserve(attachment, backend, netns_cookie, existing, undo)
-            self._program(record, existing, undo)
+            held = self.holds.held(attachment.key)
+            change = self._hold(attachment, undo)
+            record = self._prepare(attachment, backend, netns_cookie, existing, undo)
+            placed = Placed(attachment, record.pod_link(), change.held)
+            before = None
+            if existing is not None:
+                before = Placed(existing.attachment, existing.pod_link(), held)
+            self._program(record, existing, placed, before, undo)
             self._drop_stale_flows(record, existing)
-            try:
-                self._store.commit(record.key)
-            except OSError as error:
-                raise IOFailure("cannot write the record", str(error.strerror)) from error
+            self._store_call(self._store.commit, record.key)
             undo.pop_all()
         self.registry.put(record)
-        if existing is not None:
-            self._links.release(existing, keep=record)
+        self._undeleted.discard(record.key)
+        change.keep()
         return True
 
     def detach(self, key: str) -> bool:
         """Take an attachment away by its record; False if there is none.
 
         Raises NetfilterFailed or TryAgain when its rules cannot be removed; the
-        record then stays, so that it can be tried again.
+        record then stays, so that it can be tried again. IOFailure: all is gone
+        but the record's file, which ``retry_deletes`` goes on trying.
         """
         record = self.registry.get(key)
         if record is None:
+            if key in self._undeleted:
+                self._delete_record(key)
             return False
-        self.backends[record.backend].place({key: None}, self._node)
-        had_udp = any(c.protocol is Protocol.UDP for c in record.attachment.claims())
-        if had_udp and not self.registry.shares_address(record):
-            self._quietly_drop_from(record)
+        self._backend(record).place({key: None}, self._node)
+        self._drop_flows_from(record)
         self._links.release(record)
         self.holds.release(key)
-        self._store.delete(key)
         self.registry.drop(key)
+        self._delete_record(key)
         return True
+
+    def _delete_record(self, key: str) -> None:
+        self._undeleted.add(key)
+        try:
+            self._store.delete(key)
+        except OSError as error:
+            raise IOFailure("cannot delete the record", str(error.strerror)) from error
+        self._undeleted.discard(key)
+
+    def retry_deletes(self) -> None:
+        """Delete the records of detached attachments that could not be deleted then."""
+        for key in tuple(self._undeleted):
+            with contextlib.suppress(IOFailure):
+                self._delete_record(key)
 
     def check(self, attachment: Attachment) -> list[str]:
         """Names everything that is not as ADD left it; changes nothing."""
@@ -163,7 +189,7 @@ class HostPortManager:
             wanted = answering.planned_holds(record.attachment, self._machine.node())
             held = self.holds.held(record.key) | self.holds.waiting(record.key)
             missing = [f"socket that holds {p}" for p in wanted if p not in held]
-        missing += self.backends[record.backend].check(record.key)
+        missing += self._backend(record).check(record.key)
         return missing + self._links.check(record)
 
     def gc(self, network: str, valid: Iterable[tuple[str, str]]) -> list[HostPortError]:
@@ -210,7 +236,17 @@ class HostPortManager:
         state = self._machine.netns_state(record.attachment.netns, record.netns_cookie)
         return state == "gone"
 
-    def _reserve(
+    def _hold(self, attachment: Attachment, undo: ExitStack) -> PendingChange:
+        change = self.holds.change(
+            attachment.key,
+            answering.planned_holds(attachment, self._node),
+            attachment.options.reserve_ports,
+            answering.needs_loopback_scan(attachment, self._node),
+        )
+        undo.callback(change.undo)
+        return change
+
+    def _prepare(
         self,
         attachment: Attachment,
         backend: str,
@@ -218,17 +254,11 @@ class HostPortManager:
         existing: Record | None,
         undo: ExitStack,
     ) -> Record:
-        """Sockets, then the record of what is about to be done."""
-        key, options = attachment.key, attachment.options
-        before = self.holds.held(key) | self.holds.waiting(key)
-        self.holds.resync(
-            key,
-            answering.planned_holds(attachment, self._node),
-            options.reserve_ports,
-            answering.needs_loopback_scan(attachment, self._node),
-        )
-        undo.callback(self.holds.resync, key, before, ReservePorts.TRY)
-        link = self._machine.pod_link(attachment)
+        """The record of what is about to be done, before it is done."""
+        try:
+            link = self._machine.pod_link(attachment)
+        except OSError as error:
+            raise IOFailure("cannot find the pod's link", str(error)) from error
         record = Record(
             attachment=attachment,
             backend="iptables" if backend == "iptables" else "nftables",
@@ -237,21 +267,69 @@ class HostPortManager:
             link=link_record(link),
         )
         record = self._links.plan(record, existing, self._node)
-        try:
-            self._store.prepare(key, record.model_dump_json().encode())
-        except OSError as error:
-            raise IOFailure("cannot write the record", str(error.strerror)) from error
-        undo.callback(self._store.discard, key)
+        undo.callback(self._discard, record.key)
+        self._store_call(self._store.prepare, record.key, record.model_dump_json().encode())
         return record
 
-    def _program(self, record: Record, existing: Record | None, undo: ExitStack) -> None:
-        self._links.use(record)
+    def _discard(self, key: str) -> None:
+        try:
+            self._store.discard(key)
+        except OSError as error:  # never valid, and dropped at the next start
+            log.warning("the unfinished record %s stays: %s", key, error)
+
+    @staticmethod
+    def _store_call(call: Callable[..., None], *arguments: object) -> None:
+        try:
+            call(*arguments)
+        except OSError as error:
+            raise IOFailure("cannot write the record", str(error.strerror)) from error
+
+    def _program(
+        self,
+        record: Record,
+        existing: Record | None,
+        placed: Placed,
+        before: Placed | None,
+        undo: ExitStack,
+    ) -> None:
+        """Link flags and rules of the new record in place of the existing one's."""
         undo.callback(self._links.release, record, keep=existing)
-        backend = self.backends[record.backend]
-        old = self.backends[existing.backend] if existing is not None else backend
-        backend.place({record.key: self.placed(record)}, self._node)
+        self._links.use(record)
+        backend = self._backend(record)
+        old = self._backend(existing) if existing is not None else backend
+        if old is not backend:
+            undo.callback(self._rules_back, backend, record.key, None)
+        undo.callback(self._rules_back, old, record.key, before)
+        backend.place({record.key: placed}, self._node)
         if old is not backend:
             old.place({record.key: None}, self._node)
+        if existing is not None:
+            # before the commit: a crash in between finds the old record, and its flags come back
+            undo.callback(self._flags_back, existing)
+            self._links.release(existing, keep=record)
+
+    def _flags_back(self, record: Record) -> None:
+        try:
+            self._links.use(record)
+        except HostPortError as error:  # refresh_links goes on trying
+            log.error("%s", error)
+
+    def _rules_back(self, backend: Backend, key: str, placed: Placed | None) -> None:
+        """Undo of ``place``; where the kernel refuses, repair goes on trying."""
+        try:
+            backend.place({key: placed}, self._node)
+        except (OSError, HostPortError) as error:
+            log.error("rules of %s cannot be put back yet: %s", key, error)
+            backend.assume({key: placed}, self._node)
+
+    def _backend(self, record: Record) -> Backend:
+        backend = self.backends.get(record.backend)
+        if backend is None:
+            raise NetfilterFailed(
+                f"the backend of {record.attachment.describe()} does not work on this node",
+                f"its rules were made with {record.backend}",
+            )
+        return backend
 
     def placed(self, record: Record) -> Placed:
         """The record as backends plan from it."""
@@ -270,7 +348,10 @@ class HostPortManager:
         except OSError as error:
             log.warning("stale UDP flows of %s stay: %s", record.attachment.describe(), error)
 
-    def _quietly_drop_from(self, record: Record) -> None:
+    def _drop_flows_from(self, record: Record) -> None:
+        had_udp = any(c.protocol is Protocol.UDP for c in record.attachment.claims())
+        if not had_udp or self.registry.shares_address(record):
+            return
         try:
             self._machine.drop_udp_from(a.ip for a in record.attachment.addresses)
         except OSError as error:
@@ -302,15 +383,14 @@ class HostPortManager:
             self._follow(record)
 
     def _follow(self, record: Record) -> None:
-        options = record.attachment.options
-        policy = options.reserve_ports
-        if policy is ReservePorts.REQUIRE:
-            policy = ReservePorts.TRY
-        self.holds.resync(
-            record.key, answering.planned_holds(record.attachment, self._node), policy
-        )
-        backend = self.backends[record.backend]
-        backend.place({record.key: self.placed(record)}, self._node)
+        self._hold_patiently(record)
+        if record.backend in self.backends:
+            self._backend(record).place({record.key: self.placed(record)}, self._node)
+
+    def _hold_patiently(self, record: Record) -> None:
+        """Hold what can be held: an answered ADD is never taken back."""
+        wanted = answering.planned_holds(record.attachment, self._node)
+        self.holds.resync(record.key, wanted, record.attachment.options.reserve_ports, patient=True)
 
     def retry_waiting(self) -> dict[str, frozenset[HostPort]]:
         """Try to hold what could not be held at ADD; returns what was gained."""
@@ -319,8 +399,8 @@ class HostPortManager:
             if self.holds.waiting(key) and (ports := self.holds.retry(key)):
                 gained[key] = ports
                 record = self.registry.get(key)
-                if record is not None:
-                    self.backends[record.backend].place({key: self.placed(record)}, self._node)
+                if record is not None and record.backend in self.backends:
+                    self._backend(record).place({key: self.placed(record)}, self._node)
         return gained
 
     def restore(self, records: Iterable[Record]) -> None:
@@ -333,21 +413,56 @@ class HostPortManager:
         by_backend: dict[str, dict[str, Placed | None]] = {name: {} for name in self.backends}
         for record in records:
             self.registry.put(record)
-            policy = record.attachment.options.reserve_ports
-            if policy is not ReservePorts.NO:
-                wanted = answering.planned_holds(record.attachment, self._node)
-                self.holds.resync(record.key, wanted, ReservePorts.TRY)
-            by_backend[record.backend][record.key] = self.placed(record)
+            self._hold_patiently(record)
+            if record.backend in by_backend:
+                by_backend[record.backend][record.key] = self.placed(record)
+            else:
+                log.error("no rules for %s: no backend %s here", record.key, record.backend)
         for name, changes in by_backend.items():
             self.backends[name].assume(changes, self._node)
 
     def undo_unanswered(self, record: Record) -> None:
         """Put back what an ADD did that a crash cut off; its rules go by repair."""
-        self._links.release(record)
+        self._links.release(record, keep=self.registry.get(record.key))
+        self._drop_flows_from(record)
 
-    def refresh_links(self) -> list[str]:
-        """Sysctls and hairpin flags put right; says what was not."""
-        return self._links.refresh()
+    def refresh_links(self, names: Collection[str] | None = None) -> list[str]:
+        """Sysctls and hairpin flags put right (of these links alone); says what was not.
+
+        A link that was deleted and made again under its name is taken for the old one.
+        """
+        mended, strays = self._links.refresh(names)
+        for record in strays:
+            moved = self._links.moved(record, self._node)
+            if moved is None:
+                continue
+            self.registry.put(moved)
+            mended.append(f"link {moved.link.name}, made again")
+            try:
+                self._store.prepare(moved.key, moved.model_dump_json().encode())
+                self._store.commit(moved.key)
+            except OSError as error:
+                log.warning("record %s stays as it was: %s", moved.key, error)
+        return list(dict.fromkeys(mended))
+
+    def drop_gap_flows(self) -> None:
+        """Drop UDP flows that began while rules were missing and so lead nowhere."""
+        targets = {
+            target
+            for record in self.registry
+            for target in answering.flow_targets(record.attachment, self._node)
+        }
+        if not targets:
+            return
+        try:
+            self._machine.drop_udp_untranslated(targets)
+        except OSError as error:
+            log.warning("UDP flows of the gap stay: %s", error)
+
+    @property
+    def node(self) -> NodeView:
+        """The node's addresses as last taken in."""
+        return self._node
 
 
 def _same_content(

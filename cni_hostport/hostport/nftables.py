@@ -54,6 +54,7 @@ class NftablesBackend:
         self._load = load
         self._wanted = Wanted()
         self._snapshot: Snapshot | None = None
+        self._owed: Repair | None = None
 
     @property
     def installed(self) -> bool:
@@ -94,39 +95,39 @@ class NftablesBackend:
         Raises NetfilterFailed (code 102) with nothing changed.
         """
         before = {owner: self._wanted.of_owner(owner) for owner in changes}
+        try:
+            try:
+                self._transact(changes, before)
+            except OSError as error:
+                if not self.installed:
+                    raise
+                # our tables or elements are not as we left them: mend, then once more
+                log.warning("transaction refused (%s), mending tables first", error)
+                self._assume(before)
+                # told by the next repair, which is made known and counted
+                self._owed = self.repair()
+                self._transact(changes, before)
+        except OSError as error:
+            self._assume(before)
+            self._try_repair()
+            raise self._failed(error) from error
+        except NetfilterFailed:
+            self._assume(before)
+            raise
+
+    def _transact(
+        self, changes: Mapping[str, Iterable[Element]], before: Mapping[str, tuple[Element, ...]]
+    ) -> None:
         old = self._kernel_view(changes, before)
         self._assume(changes)
         new = self._kernel_view(changes, before)
         add, delete = _difference(old, new)
         if not add and not delete:
             return
-        if not self.in_use and not self.installed:
-            return
-        try:
-            self._commit(add, delete, before)
-        except NetfilterFailed:
-            self._assume(before)
-            raise
-
-    def _commit(
-        self,
-        add: Sequence[Element],
-        delete: Sequence[Element],
-        before: Mapping[str, tuple[Element, ...]],
-    ) -> None:
         if self.installed:
-            try:
-                self._tables.apply(add, delete)
-                return
-            except OSError as error:
-                # our tables or elements are not as we left them: mend, then once more
-                log.warning("transaction refused (%s), mending tables first", error)
-        try:
+            self._tables.apply(add, delete)
+        elif self.in_use:
             self.repair()
-        except OSError as error:
-            self._assume(before)
-            self._try_repair()
-            raise self._failed(error) from error
 
     def _try_repair(self) -> None:
         try:
@@ -145,7 +146,7 @@ class NftablesBackend:
 
         Raises OSError or NetfilterFailed when the kernel refuses.
         """
-        report = Repair()
+        report, self._owed = self._owed or Repair(), None
         if not self.in_use:
             self.retire()
             return report
@@ -155,16 +156,27 @@ class NftablesBackend:
             if not fresh:
                 report.tables = [f"{nftrules.nft_family(f)} {nftrules.TABLE}" for f in Family]
             self._install()
-        self._repair_elements(report)
+        try:
+            self._repair_elements(report)
+        except (OSError, ValueError) as error:
+            # a set of our name that is not as we declare it (size, flags, key)
+            log.warning("elements refused (%s): tables are made anew", error)
+            self._load(nftrules.fresh_tables_text())
+            self._snapshot = self._look()
+            self._repair_elements(report)
         return report
 
     def _install(self) -> None:
         try:
             self._load(nftrules.tables_text())
+            self._snapshot = self._look()
+            whole = _is_whole(self._snapshot)
         except NetfilterFailed:
-            # somebody made a set or chain of our name with another type
+            whole = False
+        if not whole:
+            # somebody made a set or chain of our name with another type, or one of his own
             self._load(nftrules.fresh_tables_text())
-        self._snapshot = self._look()
+            self._snapshot = self._look()
 
     def _look(self) -> Snapshot | None:
         """Chains and rules of both tables, comparable; None where one is absent."""
@@ -195,13 +207,15 @@ class NftablesBackend:
                     have = mine.get(found.key)
                     if have is not None and _same(found, owners_of(have)):
                         del mine[found.key]
+                        self._wanted.put_first(found)
                     else:
                         delete.append(found)
                 add.extend(owners_of(owners)[0] for owners in mine.values())
         if add or delete:
             self._tables.apply(add, delete)
-        report.missing, report.foreign = len(add), len(delete)
-        report.examples = [describe(e) for e in [*add[:1], *delete[:1]]]
+        report.missing += len(add)
+        report.foreign += len(delete)
+        report.examples += [describe(e) for e in [*add[:1], *delete[:1]]]
 
     def check(self, owner: str) -> list[str]:
         """Names what the owner misses in the kernel; changes nothing."""
@@ -271,6 +285,21 @@ def _difference(
     delete = [e for k, e in old.items() if new.get(k) != e]
     add = [e for k, e in new.items() if old.get(k) != e]
     return add, delete
+
+
+def _is_whole(snapshot: Snapshot | None) -> bool:
+    """Whether our chains hold our number of rules, and no hook leads to another chain."""
+    if snapshot is None:
+        return False
+    for family, rules, chains in snapshot:
+        wanted = nftrules.rule_count(family)
+        counts = {name: 0 for name, _, hook, *_ in chains if hook is not None or name in wanted}
+        for chain, _, _ in rules:
+            if chain in counts:
+                counts[chain] += 1
+        if counts != wanted:
+            return False
+    return True
 
 
 def _same(found: Element, owners: Sequence[Element]) -> bool:

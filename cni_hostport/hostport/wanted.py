@@ -53,6 +53,13 @@ class Wanted:
             there = keys.get(element.key)
             keys[element.key] = element if there is None else (*owners_of(there), element)
 
+    def put_first(self, found: Element) -> None:
+        """The kernel's element bears this owner's name: its leaving is what replaces it."""
+        owners = self.at(found.place)
+        if len(owners) > 1 and owners[0].comment != found.comment:
+            ordered = sorted(owners, key=lambda e: e.comment != found.comment)
+            self.of_set(found.family, found.set)[found.key] = tuple(ordered)
+
     def _leave(self, element: Element, owner: str) -> None:
         keys = self.of_set(element.family, element.set)
         there = keys.get(element.key)

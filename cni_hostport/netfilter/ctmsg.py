@@ -153,6 +153,26 @@ def dump_translated(sequence: int) -> bytes:
     return nl.message(CT_GET, nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, body)
 
 
+def dump_untranslated(family: Family, protocol: Protocol, sequence: int) -> bytes:
+    """Ask for the flows of a protocol whose destination was left as it was.
+
+    An older kernel sends more: look at ``Flow.translated`` and ``Flow.destination``.
+    """
+    proto = nl.nest(_TUPLE_PROTO, nl.attr(_PROTO_NUM, bytes((protocol.number,))))
+    body = (
+        nl.genmsg(AF_NUMBER[family])
+        + nl.nest(_TUPLE_ORIG, proto)
+        + nl.nest(
+            _FILTER,
+            nl.attr(_ORIG_FLAGS, _HOST_U32.pack(_F_PROTO)),
+            nl.attr(_REPLY_FLAGS, _HOST_U32.pack(0)),
+        )
+        + nl.attr(_STATUS, bytes(4))
+        + nl.attr(_STATUS_MASK, _DST_NAT.to_bytes(4, "big"))
+    )
+    return nl.message(CT_GET, nl.NLM_F_REQUEST | nl.NLM_F_DUMP, sequence, body)
+
+
 def end_of_dump(data: bytes) -> nl.Ack | None:
     """How the dump ended, if it did in this datagram: the end is the last message in it."""
     at, end = 0, len(data)

@@ -1,0 +1,158 @@
+"""When and how often damage is mended, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from cni_hostport.helper import reconcile
+from cni_hostport.helper.metrics import Metrics
+from cni_hostport.helper.reconcile import Backoff, Reconciler
+from unit.hostport.world import BRIDGE, Helper, World, flush, pod
+
+
+class Clock:
+    """A clock that only a test moves."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock()
+    monkeypatch.setattr(reconcile, "time", made)
+    return made
+
+
+def start(*pods: object) -> tuple[World, Helper, Reconciler, Metrics]:
+    world = World()
+    helper = Helper(world)
+    for one in pods or (pod("web", "80:80/udp"),):
+        helper.manager.attach(one)
+    world.calm()
+    metrics = Metrics()
+    return world, helper, Reconciler(helper.manager, metrics), metrics
+
+
+def test_backoff_doubles_from_the_fourth_time_and_ends_with_calm() -> None:
+    backoff = Backoff()
+    now, waits = 0.0, []
+    for _ in range(14):
+        wait = backoff.delay(now)
+        waits.append(wait)
+        now += wait
+        backoff.repaired(now)
+    assert waits[:9] == [0, 0, 0, 0.5, 1, 2, 4, 8, 16]
+    assert set(waits[9:]) == {30.0}
+    assert backoff.delay(now + 61) == 0.0
+    assert backoff.repaired(now + 61) is False
+
+
+def test_a_flush_is_mended_counted_and_told_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, helper, reconciler, metrics = start()
+    flush(world)
+    with caplog.at_level(logging.INFO):
+        reconciler.look("a change of our tables", "nft")
+    assert helper.consistent() == []
+    assert metrics.repairs == 1
+    assert len(caplog.records) == 1
+    line = caplog.records[0].getMessage()
+    assert line.startswith("repaired after a change of our tables (removed by nft): nftables: ")
+    assert reconciler.last.what in line
+    assert b'cni_hostport_repairs_total{kind="rules"} 1.0' in metrics.text()
+    assert {p for _, p in world.flows_to} == {80}
+    reconciler.look()
+    assert metrics.repairs == 1
+
+
+def test_somebody_who_keeps_removing_things_is_not_fought(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, helper, reconciler, metrics = start()
+    begin = clock.now
+    with caplog.at_level(logging.ERROR):
+        while clock.now < begin + 300:
+            flush(world)
+            clock.now += reconciler.delay()
+            reconciler.look("a change of our tables", "firewalld")
+    assert metrics.repairs < 25
+    errors = [r.getMessage() for r in caplog.records]
+    assert len(errors) == 1
+    assert "removed by firewalld" in errors[0]
+    clock.now += 61
+    flush(world)
+    assert reconciler.delay() == reconcile.SETTLE
+    reconciler.look()
+    assert helper.consistent() == []
+
+
+def test_many_links_at_once_are_one_repair(clock: Clock) -> None:
+    """`sysctl -w net.ipv4.conf.all...` on a node of ptp pods must not look like a fight."""
+    pods = [pod(f"p{n}", f"{n}:80", interfaces=()) for n in range(1, 9)]
+    world, _, reconciler, metrics = start(*pods)
+    world.links[BRIDGE].route_localnet = 0
+    reconciler.look()
+    assert metrics.repairs == 1
+    assert reconciler.delay() == reconcile.SETTLE
+    assert reconciler.last.what == "net.ipv4.conf.cni0.route_localnet"
+
+
+def test_links_and_rules_have_their_own_patience(clock: Clock) -> None:
+    world, helper, reconciler, metrics = start()
+    for _ in range(6):
+        world.links[BRIDGE].route_localnet = 0
+        reconciler.look()
+    assert metrics.repairs == 3
+    assert reconciler.delay() == reconcile.SETTLE
+    flush(world)
+    reconciler.look()
+    assert metrics.repairs == 4
+    clock.now += 61
+    reconciler.look()
+    assert helper.consistent() == []
+
+
+def test_an_address_change_looks_at_its_links_alone(clock: Clock) -> None:
+    world, _, reconciler, metrics = start()
+    world.links[BRIDGE].route_localnet = 0
+    world.addresses.append(("198.51.100.1", "eth1"))
+    reconciler.follow()
+    assert metrics.repairs == 0
+    world.addresses.append(("10.1.0.7", "cni0"))
+    reconciler.follow()
+    assert metrics.repairs == 1
+
+
+def test_a_failing_look_is_a_problem_until_one_succeeds(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, _, reconciler, _ = start()
+    flush(world)
+    world.fail_at, world.forever = 1, True
+    reconciler.look()
+    assert reconciler.problem
+    assert all("\n" not in r.getMessage() for r in caplog.records)
+    world.forever = False
+    world.calm()
+    reconciler.look()
+    assert reconciler.problem == ""
+
+
+def test_empty_tables_go_after_some_seconds(clock: Clock) -> None:
+    world, helper, reconciler, _ = start()
+    helper.manager.detach(pod("web").key)
+    reconciler.look()
+    assert world.chains
+    assert reconciler.wants_retire
+    clock.now += reconcile.RETIRE_AFTER
+    reconciler.look()
+    assert not world.chains

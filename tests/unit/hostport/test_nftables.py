@@ -1,0 +1,186 @@
+"""The nftables backend on fake tables: shared elements, strangers, mend and retry."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from cni_hostport.errors import NetfilterFailed
+from cni_hostport.model import Family
+from cni_hostport.netfilter.elements import Element
+from cni_hostport.netfilter.nfreply import Chain, Rule
+from unit.hostport.world import Helper, World, flush, pod
+
+A = pod("a", "80:80", ips=("10.1.0.2/16",), interfaces=())
+B = pod("b", "81:80", ips=("10.1.0.3/16",), interfaces=())
+C = pod("c", "82:80", ips=("10.1.0.4/16",), interfaces=())
+
+
+def both() -> tuple[World, Helper]:
+    world = World()
+    helper = Helper(world)
+    helper.manager.attach(A)
+    helper.manager.attach(B)
+    world.calm()
+    return world, helper
+
+
+def neighbours(world: World) -> list[Element]:
+    return [e for e in world.elements.values() if e.set == "neighbours"]
+
+
+def ports(world: World) -> list[Element]:
+    return [e for e in world.elements.values() if e.set == "ports"]
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_shared_element_leaves_with_its_last_owner(order: str) -> None:
+    world, helper = both()
+    assert [e.comment for e in neighbours(world)] == [A.key]
+    pods = {"a": A, "b": B}
+    helper.manager.detach(pods[order[0]].key)
+    assert [e.comment for e in neighbours(world)] == [pods[order[1]].key]
+    assert not helper.backend.repair()
+    helper.manager.detach(pods[order[1]].key)
+    assert neighbours(world) == []
+
+
+@pytest.mark.parametrize("leaving", [A, B, C])
+def test_after_a_restart_the_kernels_owner_counts(leaving: object) -> None:
+    """Records are read in the order of their keys, the kernel has the first ADD's comment."""
+    world, helper = both()
+    helper.manager.attach(C)
+    helper = helper.again()
+    helper.manager.detach(leaving.key)  # type: ignore[attr-defined]
+    assert helper.consistent() == []
+    assert not helper.backend.repair()
+    for one in (A, B, C):
+        assert helper.manager.check(one) == [] or one is leaving
+
+
+def test_one_transaction_a_call() -> None:
+    world, helper = both()
+    helper.manager.attach(C)
+    assert [line.partition(" ")[0] for line in world.log if line[:5] in ("apply", "load ")] == [
+        "apply"
+    ]
+    world.calm()
+    helper.manager.detach(C.key)
+    assert len([line for line in world.log if line.startswith("apply")]) == 1
+
+
+def test_nothing_is_made_for_nothing_and_everything_goes_in_the_end() -> None:
+    world = World()
+    helper = Helper(world)
+    assert world.chains == {}
+    helper.manager.attach(A)
+    helper.manager.detach(A.key)
+    assert helper.backend.installed
+    assert helper.backend.retire()
+    assert world.chains == {}
+    assert not helper.backend.retire()
+
+
+@pytest.mark.parametrize("damage", ["flush", "element", "foreign", "value", "comment", "rule"])
+def test_a_change_of_damaged_tables_mends_and_succeeds(damage: str) -> None:
+    world, helper = both()
+    (first, _) = ports(world)
+    if damage == "flush":
+        flush(world)
+    elif damage == "element":
+        del world.elements[first.place]
+    elif damage == "foreign":
+        key = b"\x06\0\0\0\0\x52\0\0"
+        alien = Element(Family.V4, "ports", key, first.data, "alien")
+        world.elements[alien.place] = alien
+    elif damage == "value":
+        world.elements[first.place] = first._replace(data=b"\x01\x02\x03\x04\0\x07\0\0")
+    elif damage == "comment":
+        world.elements[first.place] = first._replace(comment="someone")
+    else:
+        world.rules[Family.V4].pop()
+    helper.manager.detach(A.key)
+    helper.manager.attach(C)
+    helper.backend.repair()
+    assert {e.comment for e in ports(world)} == {B.key, C.key}
+    assert helper.consistent() == []
+    assert not helper.backend.repair()
+
+
+def test_what_a_call_had_to_mend_is_told_by_the_next_repair() -> None:
+    world, helper = both()
+    flush(world)
+    helper.manager.attach(C)
+    report = helper.backend.repair()
+    assert report.tables
+    assert report.missing > 0
+    assert "rules of ip hostport-manager" in str(report)
+    assert not helper.backend.repair()
+
+
+def test_a_change_that_is_refused_twice_is_an_error_and_changes_nothing() -> None:
+    world, helper = both()
+    before = world.state()
+    world.fail_at, world.forever, world.error = 1, True, errno.EPERM
+    with pytest.raises(NetfilterFailed, match="nft list table ip hostport-manager"):
+        helper.backend.place({A.key: None}, helper.manager.node)
+    world.forever = False
+    world.calm()
+    assert world.state() == before
+    assert not helper.backend.repair()
+    assert helper.backend.elements_of(A.key)
+
+
+def test_repair_counts_and_names() -> None:
+    world, helper = both()
+    for element in ports(world):
+        del world.elements[element.place]
+    stranger = Element(Family.V6, "snat_pods", bytes(16), None, "alien")
+    world.elements[stranger.place] = stranger
+    report = helper.backend.repair()
+    assert (report.missing, report.foreign, report.tables) == (2, 1, [])
+    assert str(report).startswith("2 missing, 1 too many or wrong (such as tcp . 80 : 10.1.0.2")
+    assert not helper.backend.repair()
+
+
+def test_a_strangers_rule_or_hook_in_our_tables_does_not_stay() -> None:
+    world, helper = both()
+    world.rules[Family.V4].append(Rule("prerouting", 99, b"drop"))
+    assert helper.backend.repair().tables
+    assert not any(r.expressions == b"drop" for r in world.rules[Family.V4])
+    world.chains[Family.V4].append(Chain("evil", "filter", 0, -500, 0))
+    assert helper.backend.repair().tables
+    assert not any(c.name == "evil" for c in world.chains[Family.V4])
+    assert helper.consistent() == []
+    world.chains[Family.V4].append(Chain("harmless"))
+    helper.backend.repair()
+    assert not helper.backend.repair()
+
+
+def test_sets_that_take_no_elements_are_made_anew() -> None:
+    world, helper = both()
+    del world.elements[ports(world)[0].place]
+    names = [line for line in _repair_log(helper)]
+    world2, helper2 = both()
+    del world2.elements[ports(world2)[0].place]
+    world2.fail_at = names.index(next(n for n in names if n.startswith("apply"))) + 1
+    world2.error = errno.ENFILE
+    assert helper2.backend.repair().missing > 0
+    assert "load fresh" in world2.log
+    assert helper2.consistent() == []
+
+
+def _repair_log(helper: Helper) -> list[str]:
+    helper.backend.repair()
+    return list(helper.world.log)
+
+
+def test_check_changes_nothing() -> None:
+    world, helper = both()
+    assert helper.backend.check(A.key) == []
+    assert helper.backend.check("nobody") == []
+    world.calm()
+    flush(world)
+    assert helper.backend.check(A.key) == ["table hostport-manager"]
+    assert not any(line.startswith(("apply", "load")) for line in world.log)
