@@ -17,7 +17,8 @@ from cni_hostport.model import Family, Options
 from cni_hostport.netfilter import nftrules
 from cni_hostport.netfilter.nftrules import EXCLUDED, HOSTIP_PORTS, PORTS, TABLE, nft_family
 
-_NAME = re.compile(rf"(?:profile|{PORTS}|{HOSTIP_PORTS})_[0-9a-f]{{12}}")
+_CHAIN = re.compile(r"profile_([0-9a-f]{12})")
+_RULES = 3
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,9 +60,10 @@ def profile_of(options: Options, family: Family) -> Profile | None:
     return Profile(family, words) if words else None
 
 
-def is_profile_name(name: str) -> bool:
-    """Whether a chain or map of our table belongs to some profile."""
-    return _NAME.fullmatch(name) is not None
+def tag_of_chain(name: str) -> str | None:
+    """The tag in the name of a profile's chain, None for any other chain."""
+    found = _CHAIN.fullmatch(name)
+    return found[1] if found else None
 
 
 def profiles_text(profiles: Iterable[Profile]) -> str:
@@ -92,13 +94,24 @@ def _profile_text(profile: Profile) -> str:
     return "\n".join(lines) + "\n"
 
 
-def removal_text(family: Family, chains: Iterable[str], maps: Iterable[str]) -> str:
-    """Text that removes what profiles left; to stand where no rule leads to it any more."""
-    ip = nft_family(family)
-    lines = [f"flush chain {ip} {TABLE} {name}" for name in chains]
-    lines += [f"delete chain {ip} {TABLE} {name}" for name in chains]
-    lines += [f"delete map {ip} {TABLE} {name}" for name in maps]
-    return "".join(f"{line}\n" for line in lines)
+def removal_text(family: Family, tags: Iterable[str]) -> str:
+    """Text that removes profiles by their tags; no rule may lead to them any more."""
+    out = ""
+    for tag in sorted(tags):
+        where = f"{nft_family(family)} {TABLE}"
+        out += f"flush chain {where} profile_{tag}\ndelete chain {where} profile_{tag}\n"
+        out += f"delete map {where} {PORTS}_{tag}\ndelete map {where} {HOSTIP_PORTS}_{tag}\n"
+    return out
+
+
+def rule_counts(family: Family, profiles: Iterable[Profile]) -> dict[str, int]:
+    """How many rules each chain holds when it is whole, the profiles' included."""
+    counts = nftrules.rule_count(family)
+    for profile in profiles:
+        if profile.family is family:
+            counts["translate"] += 1
+            counts[profile.chain] = _RULES
+    return counts
 
 
 def sets_of(family: Family, profiles: Iterable[Profile]) -> tuple[str, ...]:
