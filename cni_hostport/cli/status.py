@@ -76,6 +76,7 @@ def header(document: Mapping[str, Any]) -> str:
     if repairs["count"]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(repairs["lastTime"]))
         lines.append(f"repairs: {repairs['count']}, last {when}: {repairs['last']}")
+    lines += [f"warning: {text}" for text in document.get("warnings", ())]
     if document["queue"]:
         lines.append(f"queued DELs: {document['queue']}")
     if helper["problem"]:

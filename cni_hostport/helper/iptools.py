@@ -10,7 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterable
 
-from cni_hostport.errors import HostPortError, NetfilterFailed
+from cni_hostport.errors import HostPortError, NetfilterFailed, TryAgain
 from cni_hostport.host import iptables
 from cni_hostport.host.iptables import FLAVOURS, Iptables
 from cni_hostport.host.nfnetlink import Nftables
@@ -57,6 +57,15 @@ class IptablesTools:
                 "install the package iptables, or use the nftables backend",
             )
         return self._found[name]
+
+    def probe(self) -> None:
+        """Whether iptables works here. Raises NetfilterFailed with the tool's words."""
+        runner = self.choose()
+        families = [family for family in Family if runner.has(family)]
+        try:
+            runner.save(families[0])
+        except TryAgain as error:
+            raise NetfilterFailed(error.msg, error.details) from error
 
     def left_behind(self, chosen: Runner | None) -> Iterable[Runner]:
         """Other flavours that hold chains of ours."""

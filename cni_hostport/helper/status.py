@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,15 @@ class Status:
         self._metrics = metrics
         self._run_dir = run_dir
         self._started = time.time()
+        self.warnings: Callable[[], list[str]] = list
+        """What other managers of host ports do on this node."""
+        self.backends: Callable[[], Iterable[str]] = lambda: manager.backends
+        """Backends that new attachments may get."""
 
     def document(self, flows: Flows | None = None) -> dict[str, Any]:
         """Everything ``status --json`` prints."""
         used: set[str] = {r.backend for r in self._manager.registry}
-        name = ",".join(sorted(used or set(self._manager.backends))) or "none"
+        name = ",".join(sorted(used or self.backends())) or "none"
         last = self._reconciler.last
         return {
             "version": __version__,
@@ -57,6 +61,7 @@ class Status:
                 "lastTime": last.when or None,
                 "last": last.what,
             },
+            "warnings": self.warnings(),
             "queue": len(queue.names(self._run_dir)),
             "nodeCache": None,
         }

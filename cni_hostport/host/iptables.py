@@ -44,7 +44,7 @@ def flavour_of_path(family: Family = Family.V4) -> Flavour | None:
     """Flavour of the plain tool on PATH, None where there is none that says it."""
     try:
         result = commands.run([_PREFIX[family], "--version"], None, 5.0)
-    except commands.CommandError:
+    except (commands.CommandError, OSError):
         return None
     if "iptables" not in result.stdout and "ip6tables" not in result.stdout:
         return None
@@ -157,6 +157,8 @@ class Iptables:
             ) from None
         except commands.CommandTimeout as error:
             raise NotAnswered(f"{argv[0]} did not answer", error.words) from None
+        except OSError as error:
+            raise TryAgain(f"cannot start {argv[0]}", str(error)) from None
 
     def _refused(self, result: commands.CompletedCommand) -> NetfilterFailed:
         return NetfilterFailed(

@@ -17,7 +17,6 @@ from cni_hostport.hostport.iptdiff import Wish
 from cni_hostport.hostport.iptkernel import KernelTables, Runner, Toolbox, read
 from cni_hostport.hostport.iptplan import NOTHING, Rules
 from cni_hostport.hostport.iptscheme import PORTS_SCHEME, Scheme
-from cni_hostport.hostport.iptstep import ForeignJump
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.model import Family
@@ -48,11 +47,6 @@ class IptablesBackend:
     def runner(self) -> Runner | None:
         """The tools in use, None before the first mapping."""
         return self._kernel.runner
-
-    @property
-    def foreign(self) -> tuple[ForeignJump, ...]:
-        """Mappings of other managers, as the last reading found them."""
-        return tuple(j for jumps in self._kernel.foreign.values() for j in jumps)
 
     def rules_of(self, key: str) -> dict[Family, Rules]:
         """What the attachment wants at present."""
@@ -88,17 +82,20 @@ class IptablesBackend:
             raise
 
     def set_node(self, node: NodeView) -> None:
-        """Follow the node's addresses: which are answered, which are excluded."""
+        """Follow the node's addresses: which are answered, which are excluded.
+
+        Where that fails now the next change or repair does it: a busy lock must
+        not fail a call that has nothing to do with these rules.
+        """
         before, self._node = self._node, self._scheme.node(node)
         try:
             for family in Family:
                 step = iptstep.step(before.get(family, NOTHING), self._node[family])
                 if self._owners[family] and step:
                     self._kernel.change(family, step, self._wish(family))
-        except (NetfilterFailed, TryAgain):
-            self._node = before
+        except (NetfilterFailed, TryAgain) as error:
+            log.error("cannot follow the node's addresses now: %s", error)
             self._kernel.distrust()
-            raise
 
     def _planned(self, changes: Mapping[str, Placed | None], node: NodeView) -> dict[str, ByFamily]:
         return {k: self._scheme.attachment(p, node) if p else {} for k, p in changes.items()}

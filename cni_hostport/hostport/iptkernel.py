@@ -8,7 +8,7 @@ with every call.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,13 +16,10 @@ from cni_hostport.errors import NetfilterFailed
 from cni_hostport.hostport import iptdiff, iptstep
 from cni_hostport.hostport import iptnames as names
 from cni_hostport.hostport.iptdiff import Difference, Wish
-from cni_hostport.hostport.iptstep import ForeignJump
 from cni_hostport.model import Family
 from cni_hostport.netfilter import restore
 
 log = logging.getLogger(__name__)
-
-Tables = Mapping[str, restore.Table]
 
 
 class Runner(Protocol):
@@ -70,7 +67,6 @@ class KernelTables:
         self._toolbox = toolbox
         self._belief: dict[Family, Belief] = {}
         self.runner: Runner | None = None
-        self.foreign: dict[Family, tuple[ForeignJump, ...]] = {}
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -147,15 +143,9 @@ class KernelTables:
         else:
             belief.seen, belief.generation = seen, generation
         belief.shared, belief.trusted = frozenset(s.chain for s in wish.shared), True
-        self._note_foreign(family, tables, wish)
         if not wish.shared:
             del self._belief[family]
         return difference
-
-    def _note_foreign(self, family: Family, tables: Tables, wish: Wish) -> None:
-        if wish.scheme.mappings:
-            ours = {name for rules in wish.attachments.values() for name, _ in rules.chains}
-            self.foreign[family] = tuple(iptstep.foreign_jumps(tables, ours))
 
     def _write(self, runner: Runner, family: Family, difference: Difference) -> None:
         """Restore, and carry the generation on if every change since was ours."""
@@ -179,7 +169,6 @@ class KernelTables:
     def forget(self, family: Family) -> None:
         """Nothing of ours is there any more."""
         self._belief.pop(family, None)
-        self.foreign.pop(family, None)
 
     def left_behind(self, in_use: bool) -> Iterable[Runner]:
         """Flavours other than the one in use that hold chains of ours."""

@@ -77,12 +77,12 @@ class ForeignJump:
     target: str = ""
 
 
-def foreign_jumps(tables: Mapping[str, Table], ours: Iterable[str]) -> list[ForeignJump]:
+def foreign_jumps(tables: Mapping[str, Table]) -> list[ForeignJump]:
     """Mappings of others with this naming, in the order in which they apply."""
-    nat, mine, out = table_of(tables, "nat"), frozenset(ours), []
+    nat, out = table_of(tables, "nat"), []
     for rule in nat.rules(names.HOSTPORTS):
         chain, port = rule.target or "", rule.value("--dport") or ""
-        if not chain.startswith(names.MAPPING_PREFIX) or chain in mine or not port.isdecimal():
+        if not chain.startswith(names.MAPPING_PREFIX) or not port.isdecimal():
             continue
         rules = nat.rules(chain)
         if owner_of_chain(rules) is not None:
