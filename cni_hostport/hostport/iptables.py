@@ -173,7 +173,6 @@ class IptablesBackend:
         """Remove shared chains if no attachment needs them; True if something went."""
         if self.in_use:
             return False
-        self._sweep()
         gone = False
         for family in self._kernel.families:
             kept = self._kernel.belief(family).kept
@@ -181,4 +180,5 @@ class IptablesBackend:
             gone = self._kernel.clear(self._kernel.tools(), family, empty) or gone
             self._kernel.forget(family)
         self._assumed = False
+        self._sweep()
         return gone

@@ -43,10 +43,7 @@ class Wish:
     @functools.cached_property
     def shared(self) -> tuple[Shared, ...]:
         """Shared chains that must be there."""
-        if not self.attachments:
-            return ()
-        used = {m.chain for r in self.attachments.values() for m in r.members}
-        return tuple(s for s in self.scheme.shared(self.family) if s.always or s.chain in used)
+        return self.scheme.shared(self.family) if self.attachments else ()
 
     def hooks(self) -> Iterator[Hook]:
         """Hooks that must be there."""

@@ -67,8 +67,8 @@ def _forward_chains(family: Family) -> tuple[Shared, ...]:
     )
     hook = Hook("filter", "FORWARD", translated, first=True)
     return (
-        Shared("filter", names.OPEN, always=True),
-        Shared("filter", names.FORWARD, (hook,), always=True),
+        Shared("filter", names.OPEN),
+        Shared("filter", names.FORWARD, (hook,)),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cni_hostport.errors import NetfilterFailed
-from cni_hostport.hostport import iptdiff, iptstep
+from cni_hostport.hostport import iptdiff
 from cni_hostport.hostport import iptnames as names
 from cni_hostport.hostport.iptdiff import Difference, Wish
 from cni_hostport.model import Family
@@ -47,13 +47,11 @@ class Toolbox(Protocol):
 class Belief:
     """What is believed of one family's tables.
 
-    ``shared``: our shared chains that are there. ``trusted``: the short way may
-    be taken. ``seen``: hash of the last save that was right; ``generation``: the
-    ruleset's number at which it was right. ``kept``: KUBE-HOSTPORTS was there
+    ``trusted``: our shared chains are there, the short way may be taken.
+    ``seen``: hash of the last save that was right; ``generation``: the ruleset's number at which it was right. ``kept``: KUBE-HOSTPORTS was there
     before us.
     """
 
-    shared: frozenset[str] = frozenset()
     trusted: bool = False
     seen: int | None = None
     generation: int | None = None
@@ -103,11 +101,8 @@ class KernelTables:
             self.mend(family, wish, force=True)
             return
         try:
-            shape = iptstep.shape(belief.shared, wish)
-            self._write(self.tools(), family, iptdiff.joined((step, shape)))
+            self._write(self.tools(), family, step)
             belief.seen = None
-            if wish.shared:
-                belief.shared = frozenset(s.chain for s in wish.shared)
         except NetfilterFailed as error:
             if type(error) is not NetfilterFailed:
                 raise  # the tool hangs: reading would hang as well
@@ -142,7 +137,7 @@ class KernelTables:
             belief.seen = None
         else:
             belief.seen, belief.generation = seen, generation
-        belief.shared, belief.trusted = frozenset(s.chain for s in wish.shared), True
+        belief.trusted = True
         if not wish.shared:
             del self._belief[family]
         return difference

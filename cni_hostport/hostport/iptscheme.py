@@ -42,8 +42,6 @@ class Shared:
     table: str
     chain: str
     hooks: tuple[Hook, ...] = ()
-    always: bool = False
-    """Whether it is there with any attachment, or only once somebody has a rule in it."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +109,11 @@ def shared_chains(family: Family) -> tuple[Shared, ...]:
             "nat",
             names.HOSTPORTS,
             (Hook("nat", "PREROUTING", portals), Hook("nat", "OUTPUT", portals)),
-            always=True,
         ),
-        Shared("nat", names.EXCLUDED, always=True),
-        Shared("nat", names.SNAT, always=True),
+        Shared("nat", names.EXCLUDED),
+        Shared("nat", names.SNAT),
         # first: a bridge's own ipMasq rules end the chain for traffic between neighbours
-        Shared(
-            "nat",
-            names.MASQUERADE,
-            (Hook("nat", "POSTROUTING", translated, first=True),),
-            always=True,
-        ),
+        Shared("nat", names.MASQUERADE, (Hook("nat", "POSTROUTING", translated, first=True),)),
         Shared("filter", names.HELD, (Hook("filter", "INPUT", fresh, first=True),)),
     )
 

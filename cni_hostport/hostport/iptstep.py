@@ -6,17 +6,11 @@ reading the kernel; ``iptdiff.compare`` is the long one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cni_hostport.hostport import iptnames as names
-from cni_hostport.hostport.iptdiff import (
-    Difference,
-    Wish,
-    owner_of_chain,
-    remove_chain,
-    table_of,
-)
+from cni_hostport.hostport.iptdiff import Difference, owner_of_chain, remove_chain, table_of
 from cni_hostport.hostport.iptplan import Args, Rules
 from cni_hostport.netfilter import restore
 from cni_hostport.netfilter.restore import Change, Table
@@ -41,27 +35,6 @@ def step(old: Rules, new: Rules) -> Difference:
     had, has = dict.fromkeys(old.members), dict.fromkeys(new.members)
     out.drop += [(m.table, restore.Delete(m.chain, m.args)) for m in had if m not in has]
     out.add += [(m.table, restore.Append(m.chain, m.args)) for m in has if m not in had]
-    return out
-
-
-def shape(there: Iterable[str], wish: Wish) -> Difference:
-    """Changes that bring the shared chains that are there to those that are needed.
-
-    Where no attachment is left they stay: the next one is faster for it.
-    """
-    out, before = Difference(), frozenset(there)
-    if not wish.shared:
-        return out
-    needed = {s.chain for s in wish.shared}
-    for shared in wish.scheme.shared(wish.family):
-        if shared.chain in needed and shared.chain not in before:
-            out.new.append((shared.table, restore.NewChain(shared.chain)))
-            for hook in shared.hooks:
-                kind = restore.Insert if hook.first else restore.Append
-                out.add.append((hook.table, kind(hook.chain, hook.args)))
-        elif shared.chain in before and shared.chain not in needed:
-            out.drop += [(h.table, restore.Delete(h.chain, h.args)) for h in shared.hooks]
-            remove_chain(shared.table, shared.chain, out)
     return out
 
 
