@@ -83,7 +83,7 @@ bundle() {
     local inputs
     inputs=$(
         find cni_hostport packaging/cni-hostport.spec LICENSE .venv/wanted \
-            \( -name '*.py' -o -type f -not -path '*/__pycache__/*' \) -print0 |
+            -type f -not -path '*/__pycache__/*' -print0 |
             sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
     )
     if [ "$(cat build/inputs 2>/dev/null)" != "$inputs" ] || [ ! -x "$BUNDLE/cni-hostport" ]; then
@@ -129,6 +129,7 @@ test)
     as_root test
     need "${BUILD_PACKAGES[@]}" "${LAB_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
     alone bundle
+    tests/clients/setup.sh >&2 </dev/null
     exec .venv/bin/python -m pytest "$@" </dev/null
     ;;
 lint)

@@ -83,9 +83,16 @@ class NotAvailable(HostPortError):
 
 
 class PortInUse(HostPortError):
-    """Code 101: somebody else has the host port; the text names the owner."""
+    """Code 101: somebody else has the host port; the text names the owner.
+
+    ``owner`` says of what kind: ``attachment`` (another pod) or ``process``.
+    """
 
     code: ClassVar[int] = 101
+
+    def __init__(self, msg: str, details: str = "", owner: str = "process") -> None:
+        super().__init__(msg, details)
+        self.owner = owner
 
 
 class NetfilterFailed(HostPortError):

@@ -30,8 +30,10 @@ KIND_CALL = b"C"
 KIND_OPERATOR = b"O"
 FLAG_OWN_NETNS = 1
 FLAG_POD_NETNS = 2
-MAX_STDIN = 16 << 20
-"""Bytes of stdin a call may carry; one byte more is sent on so that the helper refuses it."""
+MAX_STDIN = 16 << 20  # bytes a call may carry; one more is sent on, to be refused
+
+BEGAN = b"CNI_HOSTPORT_BEGAN"
+"""Variable of a request: when the call began, seconds of the monotonic clock."""
 
 RUN_DIR = b"/run/cni-hostport"
 SOCKET_NAME = b"helper.sock"
@@ -201,9 +203,15 @@ def read_stdin() -> bytes:
     return b"".join(parts)
 
 
-def call_request(body: bytes) -> tuple[bytes, list[int]]:
-    """The frame of this process' own call, and the descriptors that go with it."""
+def call_request(body: bytes, began: float) -> tuple[bytes, list[int]]:
+    """The frame of this process' own call, and the descriptors that go with it.
+
+    ``began`` is a time of the monotonic clock, in seconds. A GC carries it: it must spare what
+    was added since its caller made the list.
+    """
     env = {key: value for key, value in posix.environ.items() if key.startswith(b"CNI_")}
+    if env.get(b"CNI_COMMAND") == b"GC":
+        env[BEGAN] = b"%.6f" % began
     # O_NONBLOCK: the path may turn out to be a FIFO that nobody writes to
     mode = posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
     flags, descriptors, own = 0, [], b"/proc/self/ns/net"
@@ -298,7 +306,7 @@ def call(command: bytes) -> "NoReturn":
     left = end - time.monotonic()  # how long the caller takes to write stdin is its own affair
     body = read_stdin()
     try:
-        frame, descriptors = call_request(body)
+        frame, descriptors = call_request(body, end - limit)
         status, out, err = exchange(sock, frame, descriptors, time.monotonic() + left)
     except TimeoutError:
         hand_over(command, "timeout", body)

@@ -62,7 +62,7 @@ def _ask_a_helper(command: bytes, body: bytes, start: float) -> tuple[int, bytes
     """Have a helper and send it the call. Raises TryAgain."""
     from cni_hostport.host import startup
 
-    frame, descriptors = shim.call_request(body)
+    frame, descriptors = shim.call_request(body, start)
     limit = LIMITS.get(command, START_LIMIT)
     sock = startup.connect_or_start(os.fsdecode(shim.run_dir()), start + limit)
     deadline = start + limit if command in LIMITS else time.monotonic() + shim.DEFAULT_LIMIT - limit

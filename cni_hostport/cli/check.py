@@ -5,11 +5,11 @@ A client of the helper; changes nothing.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
 from cni_hostport.cli import client
+from cni_hostport.cli.options import parser
 
 EPILOG = """\
 The helper mends by itself what it notices; this tells what is different now.
@@ -23,14 +23,9 @@ example:
 
 def main(argv: Sequence[str]) -> int:
     """Check every attachment and list the differences."""
-    parser = argparse.ArgumentParser(
-        prog="cni-hostport check",
-        description="Compare sockets, rules and sysctls of every attachment with the kernel.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
-    arguments = parser.parse_args(argv)
+    it = parser("check", "Compare sockets, rules and settings of every attachment.", EPILOG)
+    it.add_argument("--json", action="store_true", help="as one JSON object")
+    arguments = it.parse_args(argv)
     try:
         document = client.document("check", 60.0)
     except (client.NoHelper, OSError) as error:

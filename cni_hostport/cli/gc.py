@@ -6,11 +6,11 @@ namespace tells.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
 from cni_hostport.cli import client
+from cni_hostport.cli.options import parser
 
 EPILOG = """\
 An attachment whose namespace cannot be judged (made by a caller with mounts of
@@ -25,15 +25,10 @@ example:
 
 def main(argv: Sequence[str]) -> int:
     """Collect, or show what would be collected."""
-    parser = argparse.ArgumentParser(
-        prog="cni-hostport gc",
-        description="Remove attachments whose network namespace is gone.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only show them")
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
-    arguments = parser.parse_args(argv)
+    it = parser("gc", "Remove attachments whose network namespace is gone.", EPILOG)
+    it.add_argument("--dry-run", action="store_true", help="only show them")
+    it.add_argument("--json", action="store_true", help="as one JSON object")
+    arguments = it.parse_args(argv)
     try:
         document = client.document("gc", 60.0, dryRun=arguments.dry_run)
     except (client.NoHelper, OSError) as error:

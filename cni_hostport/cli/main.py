@@ -21,9 +21,12 @@ COMMANDS = {
     "install": "put plugin, unit and configuration in place",
     "uninstall": "undo install",
     "helper": "the node's helper process",
+    "ping": "does the helper answer? for probes",
+    "metrics": "the helper's metrics in Prometheus' text format",
     "node-cache": "the node-local DNS cache agent",
     "version": "version of this program and of what it speaks",
 }
+_INTERNAL = ("call", "linger")
 _ALIASES = {"--version": "version", "-V": "version"}
 
 
@@ -44,7 +47,14 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "cni-hostport COMMAND --help tells more.",
+            "exit status: 0 well, 1 differences or failure, 2 usage, 3 no helper answers",
+            "",
+            "examples:",
+            "  cni-hostport install --replace-portmap    in portmap's place, on this node",
+            "  cni-hostport status --port 8080           who has port 8080?",
+            "  cni-hostport doctor                       what stands in the way, and what mends it",
+            "",
+            "cni-hostport COMMAND --help tells more, each with an example.",
         ]
     )
 
@@ -55,8 +65,8 @@ def _exists(command: str) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; ``argv`` without the program's name."""
-    if argv and argv[0] == "call":  # the plugin's slow path: nothing more than it needs
-        return int(importlib.import_module("cni_hostport.cli.call").main(argv[1:]))
+    if argv and argv[0] in _INTERNAL:  # not for people: nothing more than it needs
+        return int(importlib.import_module(module_of(argv[0])).main(argv[1:]))
     if not argv or argv[0] in {"-h", "--help", "help"}:
         print(usage(), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2

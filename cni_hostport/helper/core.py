@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cni_hostport import cni
+from cni_hostport import cni, shim
 from cni_hostport.errors import (
     BadEnvironment,
     HostPortError,
     IOFailure,
     NetfilterFailed,
+    PortInUse,
     StateDiffers,
     TryAgain,
     UnknownContainer,
@@ -61,6 +62,8 @@ class Core:
         self._run_dir = run_dir
         self._metrics = metrics
         self._home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._added: dict[str, float] = {}
+        """When each attachment's last ADD was done, seconds of the monotonic clock."""
         self.queue_kept = 0
         """Queued DELs that failed when they were last tried."""
         self.leftovers: Callable[[cni.Call], None] | None = None
@@ -109,9 +112,12 @@ class Core:
             return False
         return netns.same_namespace(request.own_netns, request.pod_netns)
 
-    def _check_home(self, request: CallRequest) -> None:
-        """A helper belongs to one net namespace: its sockets and rules are there."""
-        if request.own_netns >= 0 and not netns.same_namespace(request.own_netns, self._home):
+    def check_home(self, own_netns: int) -> None:
+        """A helper belongs to one net namespace: its sockets and rules are there.
+
+        ``own_netns`` is the caller's (-1: not passed). Raises BadEnvironment (code 4).
+        """
+        if own_netns >= 0 and not netns.same_namespace(own_netns, self._home):
             raise BadEnvironment(
                 "the helper of this run directory serves another network namespace",
                 f"give this one a CNI_HOSTPORT_RUN_DIR of its own (now {self._run_dir})",
@@ -122,13 +128,13 @@ class Core:
     ) -> tuple[Answer, Callable[[], None] | None]:
         if call.command == "DEL":
             return self._delete(call), None
-        self._check_home(request)
+        self.check_home(request.own_netns)
         if call.command == "ADD":
             return self._add(call, request)
         if call.command == "CHECK":
             return self._check(call), None
         if call.command == "GC":
-            return self._gc(call), None
+            return self._gc(call, request), None
         return Answer(), None  # STATUS: the server has answered for the backends already
 
     def _add(
@@ -148,6 +154,7 @@ class Core:
             must_be_local=cni.from_annotation(call),
         )
         self._forget_queued(attachment)
+        self._added[attachment.key] = time.monotonic()
         self._log_skipped(attachment)
         if not changed:
             return Answer(0, out), None
@@ -171,9 +178,8 @@ class Core:
         except OSError:
             return None
         try:
-            if not netns.same_namespace(here, request.pod_netns) or not netns.is_netns(here):
-                return None
-            return netns.cookie(here)
+            same = netns.same_namespace(here, request.pod_netns)
+            return netns.cookie(here) if same else None
         finally:
             os.close(here)
 
@@ -190,6 +196,7 @@ class Core:
     def _delete(self, call: cni.Call) -> Answer:
         identity = call.identity
         assert identity is not None
+        self._added.pop(identity.key, None)
         if not self.manager.detach(identity.key) and self.leftovers is not None:
             self.leftovers(call)
         if queue.names(self._run_dir):
@@ -221,17 +228,24 @@ class Core:
             )
         return Answer()
 
-    def _gc(self, call: cni.Call) -> Answer:
+    def _gc(self, call: cni.Call, request: CallRequest) -> Answer:
         valid = cni.gc_of(call)
         if valid is None:
             return Answer()
-        errors = self.manager.gc(call.network, valid)
+        errors = self.manager.gc(call.network, valid | self._added_since(_began(request)))
         if errors:
             raise NetfilterFailed(
                 f"{len(errors)} attachment(s) of network {call.network} could not be removed",
                 "; ".join(str(e) for e in errors),
             )
         return Answer()
+
+    def _added_since(self, moment: float) -> frozenset[tuple[str, str]]:
+        """Attachments whose ADD was under way then: no list that was made before holds them."""
+        known = [r.attachment for r in self.manager.registry if r.key in self._added]
+        self._added = {a.key: self._added[a.key] for a in known}
+        recent = [a.identity for a in known if self._added[a.key] >= moment]
+        return frozenset((i.container_id, i.ifname) for i in recent)
 
     def drain_queue(self) -> int:
         """Work off DELs that no helper could take; returns how many were done."""
@@ -267,6 +281,8 @@ class Core:
     ) -> None:
         verb = call.command if call else request.env.get("CNI_COMMAND", "?")
         self._metrics.call(verb, error.code if error else 0, seconds)
+        if isinstance(error, PortInUse):
+            self._metrics.conflict(error.owner)
         level = logging.INFO if error is None else logging.ERROR
         if not log.isEnabledFor(level):
             return
@@ -280,6 +296,25 @@ class Core:
             "ifname": identity.ifname if identity else "",
             "pod": pod,
             "ms": f"{seconds * 1000:.2f}",
-            "result": "ok" if error is None else f"code={error.code} {error}",
+            "ports": _ports(call) if error is not None or log.isEnabledFor(logging.DEBUG) else "",
+            "code": str(error.code) if error is not None else "",
+            "result": "ok" if error is None else str(error),
         }
         log.log(level, "call", extra={"fields": fields})
+
+
+def _began(request: CallRequest) -> float:
+    """When the caller began, as its plugin call says, else when the request came."""
+    try:
+        return float(request.env[os.fsdecode(shim.BEGAN)])
+    except (KeyError, ValueError):
+        return request.arrived
+
+
+def _ports(call: cni.Call | None) -> str:
+    """Host ports that a call is about, for the log; empty where they cannot be read."""
+    try:
+        mappings = cni.attachment_of(call).mappings if call else ()
+    except HostPortError:
+        return ""
+    return ",".join(map(str, mappings))

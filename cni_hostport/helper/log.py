@@ -90,5 +90,8 @@ def set_up(run_dir: Path, style: str = "text", level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # What no line of ours shows need not be found out for each (Logging HOWTO, Optimization).
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.getLogger("asyncio").setLevel("WARNING")
     logging.getLogger("pyroute2").setLevel("ERROR")

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Iterable
 
+from cni_hostport import shim
 from cni_hostport.helper import handover, operations
 from cni_hostport.helper.parts import Helper
 from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER
@@ -30,8 +31,11 @@ QUEUE_RETRY = 5.0
 class Loop:
     """The event loop's side: events, timers, signals."""
 
-    def __init__(self, helper: Helper, sock: socket.socket, lock: int) -> None:
+    def __init__(
+        self, helper: Helper, sock: socket.socket, lock: int, *, linger: bool = False
+    ) -> None:
         self._helper = helper
+        self._linger = linger
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._look_due = False
@@ -60,6 +64,10 @@ class Loop:
             self._loop.call_soon_threadsafe(self._resume, clients)
             return
         log.info("a successor serves: ending")
+        if self._linger:
+            # becoming another program closes every descriptor of ours
+            command = [*shim.program(), "linger"]
+            os.execv(command[0], command)  # noqa: S606
         # no clean-up of any kind: every socket and rule is the successor's now
         os._exit(0)
 
@@ -137,6 +145,8 @@ class Loop:
             self._queue_stamp = stamp
             self._queue_again = self._loop.time() + QUEUE_RETRY
             self._helper.worker.submit(lambda: _ignore(self._helper.core.drain_queue()))
+        if len(self._helper.manager.registry):
+            self._helper.worker.submit(self._helper.reconciler.peek)
         self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
 
 

@@ -10,7 +10,7 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cni_hostport.host import netns, sysctl
 from cni_hostport.host.conntrack import Conntrack
@@ -31,13 +31,17 @@ RESERVED = 128
 class KernelMachine:
     """Answers from this net namespace, over sockets that stay open."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: Callable[[int], None] = lambda _count: None) -> None:
+        """``dropped`` is told of each deletion of UDP flows, for the metrics."""
+        self._dropped = dropped
         self.events = AddressEvents()
         self._addresses = NodeAddresses()
         self._addresses.refresh()
         self._view = self._look()
         self._rtnl = Rtnl()
         self._conntrack = Conntrack()
+        self._just_read: dict[int, Link] = {}
+        """Links that ``pod_link`` read an instant ago, each good for one question of flags."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -45,6 +49,7 @@ class KernelMachine:
 
     def node(self) -> NodeView:
         """The node's addresses, every event up to now taken in."""
+        self._just_read.clear()
         if self.events.drain(self._addresses):
             self._view = self._look()
         return self._view
@@ -54,11 +59,13 @@ class KernelMachine:
 
     def pod_link(self, attachment: Attachment) -> PodLink:
         """The directly connected link the pod's address is routed to."""
+        self._just_read.clear()
         for address in attachment.addresses:
             link = self._connected(address.ip)
             if link is not None:
                 bridge = link.kind == "bridge"
                 ports = self._ports(link, attachment.interfaces) if bridge else ()
+                self._just_read[link.index] = link
                 return PodLink(link.name, link.index, bridge, ports)
         return PodLink()
 
@@ -69,8 +76,13 @@ class KernelMachine:
         return link if link is not None and link.index != 1 else None
 
     def _ports(self, bridge: Link, names: Iterable[str]) -> tuple[tuple[int, str], ...]:
-        links = (self._rtnl.link(name) for name in names)
-        return tuple((p.index, p.name) for p in links if p is not None and p.master == bridge.index)
+        links = [self._rtnl.link(name) for name in names if name != bridge.name]
+        ports = [p for p in links if p is not None and p.master == bridge.index]
+        self._just_read.update((p.index, p) for p in ports)
+        return tuple((p.index, p.name) for p in ports)
+
+    def _flags(self, index: int) -> Link | None:
+        return self._just_read.pop(index, None) or self._rtnl.link(index)
 
     def bridge_netfilter(self, family: Family) -> bool:
         """Whether bridged packets go through iptables' hooks."""
@@ -78,7 +90,7 @@ class KernelMachine:
 
     def route_localnet(self, index: int) -> int:
         """The link's own flag; OSError if the link is gone or has no IPv4."""
-        link = self._rtnl.link(index)
+        link = self._flags(index)
         if link is None or link.route_localnet is None:
             raise OSError(f"no link {index} with IPv4")
         return int(link.route_localnet)
@@ -89,7 +101,7 @@ class KernelMachine:
 
     def hairpin(self, index: int) -> bool:
         """The bridge port's flag; OSError if it is gone or no port."""
-        link = self._rtnl.link(index)
+        link = self._flags(index)
         if link is None or link.hairpin is None:
             raise OSError(f"no bridge port {index}")
         return link.hairpin
@@ -104,15 +116,15 @@ class KernelMachine:
 
     def drop_udp_to(self, targets: Iterable[tuple[IPAddress, int]]) -> None:
         """Drop UDP flows by original destination."""
-        self._conntrack.drop_udp_to(targets)
+        self._dropped(self._conntrack.drop_udp_to(targets))
 
     def drop_udp_untranslated(self, targets: Collection[tuple[IPAddress, int]]) -> None:
         """Drop UDP flows by original destination, those alone that lead to no pod."""
-        self._conntrack.drop_udp_untranslated(targets)
+        self._dropped(self._conntrack.drop_udp_untranslated(targets))
 
     def drop_udp_from(self, addresses: Iterable[IPAddress]) -> None:
         """Drop UDP flows by the source of their replies."""
-        self._conntrack.drop_udp_from(addresses)
+        self._dropped(self._conntrack.drop_udp_from(addresses))
 
 
 class KernelOpener:

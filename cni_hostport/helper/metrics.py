@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from cni_hostport import __version__, shim
 from cni_hostport.host import light
 
 light.unexecuted("prometheus_client")
 
-from prometheus_client.metrics import Counter, Histogram  # noqa: E402
+from prometheus_client.metrics import (  # noqa: E402
+    Counter,
+    Histogram,
+    Info,
+    disable_created_metrics,
+)
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric  # noqa: E402
+from prometheus_client.process_collector import ProcessCollector  # noqa: E402
 from prometheus_client.registry import Collector, CollectorRegistry  # noqa: E402
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30)
@@ -38,6 +45,7 @@ class Metrics:
     """What the helper counts. Thread-safe (prometheus_client locks each value)."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series for nobody
         self._registry = CollectorRegistry()
         self._calls = Counter(
             "cni_hostport_calls",
@@ -58,13 +66,43 @@ class Metrics:
             ["kind"],
             registry=self._registry,
         )
+        self._conflicts = Counter(
+            "cni_hostport_conflicts",
+            "ADDs refused because the host port is in use, by kind of owner",
+            ["owner"],
+            registry=self._registry,
+        )
+        for owner in ("attachment", "process"):
+            self._conflicts.labels(owner)
+        self._flows = Counter(
+            "cni_hostport_conntrack_deletes",
+            "Deletions of stale UDP flows asked of the kernel (one may end several flows)",
+            registry=self._registry,
+        )
+        Info("cni_hostport_build", "Version of the helper", registry=self._registry).info(
+            {"version": __version__, "protocol": str(shim.PROTOCOL)}
+        )
+        ProcessCollector(registry=self._registry)
         self.repairs = 0
+        self._of_calls: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def call(self, verb: str, code: int, seconds: float) -> None:
         """Count one answered call."""
         known = verb if verb in ("ADD", "DEL", "CHECK", "GC", "STATUS") else "other"
-        self._calls.labels(known, str(code)).inc()
-        self._seconds.labels(known).observe(seconds)
+        children = self._of_calls.get((known, code))
+        if children is None:  # finding a child by its labels costs more than counting
+            children = (self._calls.labels(known, str(code)), self._seconds.labels(known))
+            self._of_calls[known, code] = children
+        children[0].inc()
+        children[1].observe(seconds)
+
+    def conflict(self, owner: str) -> None:
+        """Count one ADD refused by code 101."""
+        self._conflicts.labels(owner).inc()
+
+    def flows_dropped(self, count: int) -> None:
+        """Count deletions of UDP flows."""
+        self._flows.inc(count)
 
     def repair(self, kind: str) -> None:
         """Count one repair."""

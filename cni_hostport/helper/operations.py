@@ -26,11 +26,23 @@ def reads(helper: Helper) -> dict[str, Operation]:
     }
 
 
+def pages(helper: Helper) -> dict[str, Callable[[], tuple[int, bytes]]]:
+    """What is shown over HTTP where that is asked for."""
+
+    def health() -> tuple[int, bytes]:
+        problem = helper.reconciler.problem
+        return (503, f"{problem}\n".encode()) if problem else (200, b"ok\n")
+
+    return {"/metrics": lambda: (200, helper.metrics.text()), "/healthz": health}
+
+
 def jobs(helper: Helper) -> dict[str, Operation]:
     """Operations that take their turn behind the calls."""
     return {
         "check": lambda _: as_json(check(helper)),
         "gc": lambda wish: as_json(gc(helper, dry_run=bool(wish.get("dryRun")))),
+        "stray": lambda _: as_json({"ports": stray(helper)}),
+        "leave": lambda wish: as_json(leave(helper, wish)),
     }
 
 
@@ -64,6 +76,25 @@ def gc(helper: Helper, *, dry_run: bool) -> dict[str, object]:
             failed.append({**entry, "error": str(error)})
     unknown = [describe(r) for r in helper.manager.registry if r.netns_cookie is None]
     return {"dryRun": dry_run, "removed": removed, "failed": failed, "unknown": unknown}
+
+
+def stray(helper: Helper) -> list[str]:
+    """Ports held for attachments that nobody knows."""
+    manager = helper.manager
+    return [str(p) for k, p, _ in manager.holds.items() if manager.registry.get(k) is None]
+
+
+def leave(helper: Helper, wish: Mapping[str, object]) -> dict[str, object]:
+    """Prepare to be uninstalled: the dead go, with ``force`` all go, then the shared rules."""
+    manager = helper.manager
+    if not wish.get("dryRun"):
+        gc(helper, dry_run=False)
+        for record in list(manager.registry) if wish.get("force") else ():
+            manager.detach(record.key)
+        for backend in manager.backends.values():
+            backend.retire()
+    dead = {r.key for r in manager.dead()}
+    return {"left": [describe(r) for r in manager.registry if r.key not in dead]}
 
 
 def describe(record: Record) -> dict[str, object]:

@@ -49,9 +49,9 @@ class Helper:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.store = RecordStore(run_dir / "records")
-        self.machine = KernelMachine()
-        self.nft = Nftables()
         self.metrics = Metrics()
+        self.machine = KernelMachine(self.metrics.flows_dropped)
+        self.nft = Nftables()
         self.iptools = IptablesTools()
         self.nftables = NftablesBackend(self.nft, nftcmd.load)
         forward = ForwardRules(self.iptools)
@@ -94,7 +94,7 @@ class Helper:
             record = _parse(key, content)
             if record is None:
                 kept = self.store.set_aside(key)
-                log.warning("record %s cannot be read and is set aside as %s", key, kept.name)
+                log.warning("record %s cannot be read and is set aside as %s", key, kept)
             else:
                 records.append(record)
         self.manager.restore(records)

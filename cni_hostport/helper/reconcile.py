@@ -27,6 +27,9 @@ SETTLE = 0.02
 CALM = 60.0
 """Seconds without a repair after which damage counts as new."""
 
+PEEKS = 4
+"""Links looked at every half second, in turn: 0.02 ms each."""
+
 MAX_BACKOFF = 30.0
 RETIRE_AFTER = 5.0
 """Seconds without any attachment after which our empty tables go."""
@@ -74,6 +77,7 @@ class Reconciler:
         self._retired: set[str] = set()
         self.also: Sequence[Callable[[], None]] = ()
         """What else is looked at in each pass; none of them raises."""
+        self._peeked = 0
         self.last = LastRepair()
         self.last_look = 0.0
         self.problem = ""
@@ -100,6 +104,15 @@ class Reconciler:
                 self._links("an address change", names)
         except Exception as error:
             self._fails("cannot follow an address change", error)
+
+    def peek(self) -> None:
+        """Look at the sysctl of a few links: no event tells of its change. Never raises."""
+        at, self._peeked = self._peeked, self._peeked + PEEKS
+        try:
+            if names := self._manager.changed_links(at, PEEKS):
+                self._links("a changed sysctl", names)
+        except Exception as error:
+            self._fails("cannot look at links", error)
 
     def _fails(self, what: str, error: Exception) -> None:
         self.problem = f"{what}: {error}"

@@ -22,8 +22,10 @@ from cni_hostport.helper import handover
 from cni_hostport.helper import log as logs
 from cni_hostport.helper.fdstore import inherited
 from cni_hostport.helper.loop import Loop
+from cni_hostport.helper.operations import pages
 from cni_hostport.helper.parts import Helper
 from cni_hostport.helper.server import listen
+from cni_hostport.helper.web import Web
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +79,19 @@ def _pid_in(run_dir: Path) -> int:
         return 0
 
 
-def serve(run_dir: Path, style: str, level: str, replace: bool = False) -> int:
-    """Be the helper of this run directory; 0 also when another one is."""
+def serve(
+    run_dir: Path,
+    style: str,
+    level: str,
+    replace: bool = False,
+    metrics: str = "",
+    linger: bool = False,
+) -> int:
+    """Be the helper of this run directory; 0 also when another one is.
+
+    ``metrics`` is an ADDR:PORT for ``/metrics``; ``linger``: after a hand-over stay
+    as a process that does nothing until it is told to end.
+    """
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     logs.set_up(run_dir, style, level)
     raise_descriptor_limit()
@@ -104,7 +117,11 @@ def serve(run_dir: Path, style: str, level: str, replace: bool = False) -> int:
         given.accept()
 
     async def main() -> None:
-        await Loop(helper, sock, lock).run(given.clients if given else ())
+        loop = Loop(helper, sock, lock, linger=linger)
+        web = asyncio.create_task(Web(metrics, pages(helper)).run()) if metrics else None
+        await loop.run(given.clients if given else ())
+        if web is not None:
+            web.cancel()
 
     asyncio.run(main())
     return 0

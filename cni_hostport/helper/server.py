@@ -138,8 +138,8 @@ class Server:
             close_descriptors(request)
             self._operate(connection, request)
         elif request.env.get(b"CNI_COMMAND") == b"STATUS":
-            close_descriptors(request)
             connection.answer(self._status(request))
+            close_descriptors(request)
         else:
             arrived = time.monotonic()
             self._worker.submit(lambda: self._call(connection, request, arrived))
@@ -171,11 +171,19 @@ class Server:
         version = cni.cni_version_of(request.body)
         try:
             cni.parse_call(env, request.body)
-            if text := self._problem():
+            if text := self._foreign(request) or self._problem():
                 raise NotAvailable("cni-hostport cannot serve ADD", text)
         except HostPortError as error:
             return failure(error, version)
         return Answer()
+
+    def _foreign(self, request: Request) -> str:
+        """Why this helper serves no caller of that net namespace; empty if it does."""
+        try:
+            self._core.check_home(request.own_netns)
+        except HostPortError as error:
+            return str(error)
+        return ""
 
     def _operate(self, connection: Connection, request: Request) -> None:
         try:

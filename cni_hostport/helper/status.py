@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cni_hostport import __version__, shim
 from cni_hostport.helper.metrics import Metrics
 from cni_hostport.helper.reconcile import Reconciler
-from cni_hostport.host import queue
+from cni_hostport.host import ownnetns, queue
 from cni_hostport.hostport.manager import HostPortManager
 from cni_hostport.hostport.record import Record
 from cni_hostport.model import Family, HostPort, PortMapping, Protocol, ReservePorts
-
-Flows = Mapping[tuple[str, str, int], int]
-"""Connections by (pod address, protocol, container port)."""
 
 
 class Status:
@@ -35,15 +32,15 @@ class Status:
         self._metrics = metrics
         self._run_dir = run_dir
         self._started = time.time()
+        self._netns = ownnetns.cookie()
+        self._instance = os.environ.get("CNI_HOSTPORT_INSTANCE", "")
         self.warnings: Callable[[], list[str]] = list
         """What other managers of host ports do on this node."""
         self.backends: Callable[[], Iterable[str]] = lambda: manager.backends
         """Backends that new attachments may get."""
 
-    def document(self, flows: Flows | None = None) -> dict[str, Any]:
-        """Everything ``status --json`` prints."""
-        used: set[str] = {r.backend for r in self._manager.registry}
-        name = ",".join(sorted(used or self.backends())) or "none"
+    def document(self) -> dict[str, Any]:
+        """Everything ``status --json`` prints but connections, which the command counts."""
         last = self._reconciler.last
         return {
             "version": __version__,
@@ -53,9 +50,13 @@ class Status:
                 "protocol": shim.PROTOCOL,
                 "runDir": str(self._run_dir),
                 "problem": self._reconciler.problem,
+                "netns": self._netns,
+                "instance": self._instance,
             },
-            "backend": {"ip": name, "ip6": name},
-            "mappings": [m for r in self._manager.registry for m in self._mappings(r, flows or {})],
+            "backend": {
+                name: self._backend(f) for name, f in (("ip", Family.V4), ("ip6", Family.V6))
+            },
+            "mappings": [m for r in self._manager.registry for m in self._mappings(r)],
             "repairs": {
                 "count": self._metrics.repairs,
                 "lastTime": last.when or None,
@@ -66,7 +67,13 @@ class Status:
             "nodeCache": None,
         }
 
-    def _mappings(self, record: Record, flows: Flows) -> Iterator[dict[str, Any]]:
+    def _backend(self, family: Family) -> str:
+        """The backend in use for a family; before the first attachment those that work here."""
+        records = list(self._manager.registry)
+        used: set[str] = {r.backend for r in records if r.attachment.address(family)}
+        return ",".join(sorted(used or self.backends())) or "none"
+
+    def _mappings(self, record: Record) -> Iterator[dict[str, Any]]:
         attachment, identity = record.attachment, record.attachment.identity
         for mapping in attachment.mappings:
             families = [f for f in attachment.families() if mapping.applies_to(f)]
@@ -84,9 +91,7 @@ class Status:
                 "protocol": str(mapping.protocol),
                 "targets": [f"[{ip}]:{p}" if ip.version == 6 else f"{ip}:{p}" for ip, p in targets],
                 "held": self._held(record, mapping),
-                "connections": sum(
-                    flows.get((str(ip), str(mapping.protocol), port), 0) for ip, port in targets
-                ),
+                "connections": None,
             }
 
     def _held(self, record: Record, mapping: PortMapping) -> str:
@@ -135,6 +140,11 @@ class Status:
         length = len(queue.names(self._run_dir))
         yield "cni_hostport_queue_length", "DELs queued for the helper", {}, length
         look = self._reconciler.last_look
+        for each in Family:
+            labels = {"family": _family_label(each), "backend": self._backend(each)}
+            yield "cni_hostport_backend_info", "Rule backend in use, by family", labels, 1
+        well = float(not self._reconciler.problem)
+        yield "cni_hostport_healthy", "1 if rules can be made and repaired, else 0", {}, well
         text = "Time of the last comparison with the kernel, seconds since the epoch"
         yield "cni_hostport_last_reconcile_timestamp_seconds", text, {}, look
 

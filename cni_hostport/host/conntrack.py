@@ -105,6 +105,17 @@ class Conntrack:
             found.update(raw for raw in answerers if raw)
         return Counter({ctmsg.endpoint(raw): number for raw, number in found.items()})
 
+    def translations(self) -> Counter[tuple[Endpoint, Endpoint]]:
+        """Number of translated flows by (original destination, who answers); one walk.
+
+        Raises ConntrackError.
+        """
+        found: Counter[tuple[Endpoint, Endpoint]] = Counter()
+        for data in self._parts(ctmsg.dump_translated(self._next())):
+            flows = (ctmsg.flow(msg) for msg in nl.messages(data))
+            found.update((f.destination, f.answerer) for f in flows if f and f.translated)
+        return found
+
     def _next(self) -> int:
         self._sequence = (self._sequence + 1) & 0x3FFFFFFF
         return self._sequence

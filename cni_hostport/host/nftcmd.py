@@ -7,6 +7,7 @@ mapping, at a repair, when conditions come. Elements go over netlink. Never runs
 
 from __future__ import annotations
 
+import os
 import re
 
 from cni_hostport.errors import NetfilterFailed, TryAgain
@@ -35,10 +36,36 @@ def load(text: str, timeout: float = 10.0) -> None:
         raise NetfilterFailed("nft refused the rules", result.words or f"exit status {result.rc}")
 
 
-def version() -> tuple[int, int, int] | None:
-    """Version of the node's nft, None where there is none that says it."""
+_Version = tuple[int, int, int]
+_seen: dict[tuple[str, int, int, int], _Version] = {}
+
+
+def version(timeout: float = 1.0) -> _Version | None:
+    """Version of the node's nft, None where there is none that says it in ``timeout`` seconds.
+
+    STATUS asks every few seconds: an nft that answered runs again only when its file is
+    another one.
+    """
+    program = commands.find("nft")
+    if program is None:
+        return None
     try:
-        result = commands.run(["nft", "--version"], None, 5.0)
+        found = os.stat(program)
+    except OSError:
+        return None
+    file = (program, found.st_dev, found.st_ino, found.st_mtime_ns)
+    if file not in _seen:
+        answer = _ask_version(timeout)
+        if answer is None:
+            return None
+        _seen.clear()
+        _seen[file] = answer
+    return _seen[file]
+
+
+def _ask_version(timeout: float) -> _Version | None:
+    try:
+        result = commands.run(["nft", "--version"], None, timeout)
     except (commands.CommandError, OSError):
         return None
     found = _VERSION.search(result.stdout)

@@ -48,7 +48,7 @@ class Blocker:
     def where(self) -> str:
         """The address and port it has, as ``0.0.0.0:8080/tcp``."""
         family = self.port.family if self.address is None else Family(self.address.version)
-        return str(self.port.model_copy(update={"address": self.address, "family": family}))
+        return str(self.port._replace(address=self.address, family=family))
 
     def text(self) -> str:
         """Who it is, for an error: ``process nginx (pid 4711)``."""
@@ -144,7 +144,7 @@ def _named(kind: Literal["listener", "bound"], port: HostPort, found: DiagSocket
     address = found.address
     if address is None and found.family == 6 and port.family is Family.V4:
         # A dual-stack listener: say ``[::]``, as ss(8) would show it.
-        port = port.model_copy(update={"family": Family.V6, "address": None})
+        port = port._replace(family=Family.V6, address=None)
     return Blocker(kind, port, address, pid, process)
 
 

@@ -24,26 +24,24 @@ class RecordStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._prefix = f"{folder}/"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    @property
-    def folder(self) -> Path:
-        """Where the records lie."""
-        return self._folder
-
     def prepare(self, key: str, content: bytes) -> None:
-        """Write the record of an ADD under way; not yet valid."""
-        temporary = self._path(key, "tmp")
+        """Write the record of an ADD under way; not yet valid.
+
+        One cut off in the middle is no harm: nothing else was done yet.
+        """
+        path = self._path(key, "adding")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o600)
+        descriptor = os.open(path, flags, 0o600)
         try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.rename(temporary, self._path(key, "adding"))
+            written = os.write(descriptor, content)
+            while written < len(content):
+                written += os.write(descriptor, content[written:])
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
+                os.unlink(path)
             raise
         finally:
             os.close(descriptor)
@@ -81,15 +79,12 @@ class RecordStore:
         """ADDs that were under way when a helper died: (key, content)."""
         for name in sorted(os.listdir(self._folder)):
             stem, _, kind = name.partition(".")
-            if kind == "tmp" and _KEY.fullmatch(stem):  # not even written to its end
-                with contextlib.suppress(OSError):
-                    os.unlink(self._path(stem, kind))
             if kind == "adding" and _KEY.fullmatch(stem):
                 with contextlib.suppress(OSError):
                     yield stem, self._read(stem, kind)
 
-    def set_aside(self, key: str) -> Path:
-        """Keep an unusable record out of the way as ``<key>.damaged``."""
+    def set_aside(self, key: str) -> str:
+        """Keep an unusable record out of the way; returns its path, ``<key>.damaged``."""
         kept = self._path(key, "damaged")
         with contextlib.suppress(OSError):  # a read-only file system: it is left out all the same
             os.rename(self._path(key, "json"), kept)
@@ -100,5 +95,5 @@ class RecordStore:
         with os.fdopen(descriptor, "rb") as file:
             return file.read()
 
-    def _path(self, key: str, kind: str) -> Path:
-        return self._folder / f"{key}.{kind}"
+    def _path(self, key: str, kind: str) -> str:
+        return f"{self._prefix}{key}.{kind}"

@@ -33,6 +33,9 @@ _ROUTE_LOCALNET = 26  # counted from 1 when set; the array that is read starts a
 # rtnetlink.h
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_VIA = 1, 4, 5, 18
 _UNICAST, _LOCAL = 1, 2
+_OF_ROUTE = (_RTA_OIF, _RTA_GATEWAY, _RTA_VIA)
+_OF_LINK = (_IFNAME, _MASTER, _LINKINFO, _AF_SPEC)
+_OF_INFO = (_INFO_KIND, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
 _IFINFO = struct.Struct("=BxHiII")
@@ -86,7 +89,7 @@ class Rtnl:
         # An unreachable IPv6 route answers like any other, by lo.
         if _RTMSG.unpack_from(answer.body)[7] not in (_UNICAST, _LOCAL):
             return None
-        attributes = nlwire.attribute_map(answer.body, _RTMSG.size)
+        attributes = nlwire.pick(answer.body, _RTMSG.size, _OF_ROUTE)
         if _RTA_GATEWAY in attributes or _RTA_VIA in attributes:
             return None  # the pod is behind another node or a router: not our link
         found = attributes.get(_RTA_OIF)
@@ -134,8 +137,8 @@ def _ifinfo(index: int, family: int = 0) -> bytes:
 def parse_link(body: bytes) -> Link:
     """Read the body of an RTM_NEWLINK message."""
     _, _, index, flags, _ = _IFINFO.unpack_from(body)
-    found = nlwire.attribute_map(body, _IFINFO.size)
-    info = nlwire.attribute_map(found.get(_LINKINFO, b""))
+    found = nlwire.pick(body, _IFINFO.size, _OF_LINK)
+    info = nlwire.pick(found.get(_LINKINFO, b""), 0, _OF_INFO)
     master = found.get(_MASTER)
     return Link(
         index=index,
@@ -164,4 +167,4 @@ def _route_localnet(af_spec: bytes) -> bool | None:
 
 def _first(data: bytes, kind: int) -> bytes:
     """One attribute of many (a port has forty); ours come early, so stop there."""
-    return next((payload for found, payload in nlwire.attributes(data) if found == kind), b"")
+    return nlwire.pick(data, 0, (kind,)).get(kind, b"")

@@ -37,8 +37,13 @@ def is_listed(options: Options, port: int) -> bool:
         port == DNS_PORT
         or not options.snat
         or bool(options.node_addresses)
-        or frozenset(options.exclude_interfaces) != frozenset(DEFAULT_EXCLUDED_LINKS)
+        or not _excludes_as_usual(options)
     )
+
+
+def _excludes_as_usual(options: Options) -> bool:
+    excluded = options.exclude_interfaces
+    return excluded == DEFAULT_EXCLUDED_LINKS or set(excluded) == set(DEFAULT_EXCLUDED_LINKS)
 
 
 def is_answered(address: IPAddress, options: Options, node: NodeView) -> bool:
@@ -96,7 +101,7 @@ def planned_holds(attachment: Attachment, node: NodeView) -> tuple[HostPort, ...
 
 def _covered(hold: HostPort, holds: Collection[HostPort]) -> bool:
     """Whether the wildcard of the same attachment reserves the address already."""
-    return hold.model_copy(update={"address": None}) in holds
+    return hold._replace(address=None) in holds
 
 
 def _holds_of(claim: HostPort, options: Options, node: NodeView) -> tuple[HostPort, ...]:
@@ -104,10 +109,7 @@ def _holds_of(claim: HostPort, options: Options, node: NodeView) -> tuple[HostPo
         return (claim,) if is_answered(claim.address, options, node) else ()
     if not is_listed(options, claim.port) and not excluded_present(claim.family, options, node):
         return (claim,)
-    return tuple(
-        HostPort(family=claim.family, address=a, port=claim.port, protocol=claim.protocol)
-        for a in answered_addresses(claim.family, options, node)
-    )
+    return tuple(claim._replace(address=a) for a in answered_addresses(claim.family, options, node))
 
 
 def excluded_present(family: Family, options: Options, node: NodeView) -> bool:

@@ -40,6 +40,24 @@ class Holds:
         entry = self._held.get(key)
         return frozenset(entry.waiting) if entry else frozenset()
 
+    def missing(self, key: str, wanted: Iterable[HostPort]) -> list[str]:
+        """Names the sockets an attachment lacks, and who has the port where somebody has.
+
+        One that waits only for connections to end (TIME_WAIT, a source port) is
+        not missing: nobody else can serve the port meanwhile.
+        """
+        held, waiting = self.held(key), self.waiting(key)
+        names = []
+        for port in wanted:
+            if port in held:
+                continue
+            blocker = self._opener.blocker(port) if port in waiting else None
+            if blocker is not None:
+                names.append(f"socket that holds {port} ({blocker.text()} has it)")
+            elif port not in waiting:
+                names.append(f"socket that holds {port}")
+        return names
+
     def keys(self) -> tuple[str, ...]:
         """Attachments that hold or wait for something."""
         return tuple(self._held)

@@ -17,7 +17,7 @@ from cni_hostport.hostport import iptnames as names
 from cni_hostport.hostport.iptplan import NOTHING, Args, Jump, Rules
 from cni_hostport.hostport.iptscheme import Hook, Scheme, Shared
 from cni_hostport.model import Family
-from cni_hostport.netfilter import restore
+from cni_hostport.netfilter import restore, rulewords
 from cni_hostport.netfilter.restore import Change, Rule, Table
 
 TABLES = ("raw", "mangle", "filter", "nat")
@@ -79,9 +79,9 @@ class Difference:
 
 
 @functools.lru_cache(maxsize=8192)
-def meaning(args: Args) -> restore.Meaning:
+def meaning(args: Args) -> rulewords.Meaning:
     """What wanted words mean, parsed once."""
-    return restore.meaning_of(args)
+    return rulewords.meaning_of(args)
 
 
 def is_jump(found: Rule, jump: Jump) -> bool:

@@ -48,7 +48,8 @@ class Belief:
     """What is believed of one family's tables.
 
     ``trusted``: our shared chains are there, the short way may be taken.
-    ``seen``: hash of the last save that was right; ``generation``: the ruleset's number at which it was right. ``kept``: KUBE-HOSTPORTS was there
+    ``seen``: hash of the last save that was right; ``generation``: the
+    ruleset's number at which it was right. ``kept``: KUBE-HOSTPORTS was there
     before us.
     """
 

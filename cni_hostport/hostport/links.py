@@ -89,7 +89,9 @@ class LinkKeeper:
         if record.route_localnet_found == 0:
             self._owed.pop((index, ROUTE_LOCALNET), None)
             with _link_may_be_gone(record):
-                self._machine.set_route_localnet(index, 1)
+                # setting what is set already would wake everybody who listens to link events
+                if self._machine.route_localnet(index) != 1:
+                    self._machine.set_route_localnet(index, 1)
         for port in record.hairpin_set:
             self._owed.pop((port, HAIRPIN), None)
             with _link_may_be_gone(record):
@@ -167,6 +169,20 @@ class LinkKeeper:
                     self._machine.set_hairpin(port, True)
                     mended.append(f"hairpin of port {dict(record.link.ports).get(port, port)}")
         return mended, strays
+
+    def changed(self, start: int, count: int) -> set[str]:
+        """Names among ``count`` links from number ``start`` on whose sysctl somebody changed.
+
+        Nothing tells of such a change, so a few links are looked at in turn.
+        """
+        links = self._registry.links()
+        found = set()
+        for at in range(start, start + min(count, len(links))):
+            index = links[at % len(links)]
+            with contextlib.suppress(OSError):
+                if self._machine.route_localnet(index) != 1:
+                    found.add(self._registry.link_name(index))
+        return found
 
     def _refresh_route_localnet(self, record: Record, mended: list[str]) -> bool:
         """False where the link is gone."""

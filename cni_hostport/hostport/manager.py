@@ -178,8 +178,12 @@ class HostPortManager:
         if record is None:
             return ["record of the attachment"] if attachment.claims() else []
         missing = self.check_record(record)
-        if set(record.attachment.claims()) != set(attachment.claims()):
+        if set(record.attachment.mappings) != set(attachment.mappings):
             missing.append("mappings of the record (they are not the configuration's)")
+        for address in record.attachment.addresses:  # a later plugin may have added others
+            now = attachment.address(family_of(address))
+            if now != address:
+                missing.append(f"pod address {address.ip} (prevResult has {now and now.ip})")
         return missing
 
     def check_record(self, record: Record) -> list[str]:
@@ -187,8 +191,7 @@ class HostPortManager:
         missing = []
         if record.attachment.options.reserve_ports is ReservePorts.REQUIRE:
             wanted = answering.planned_holds(record.attachment, self._machine.node())
-            held = self.holds.held(record.key) | self.holds.waiting(record.key)
-            missing = [f"socket that holds {p}" for p in wanted if p not in held]
+            missing = self.holds.missing(record.key, wanted)
         missing += self._backend(record).check(record.key)
         return missing + self._links.check(record)
 
@@ -224,6 +227,7 @@ class HostPortManager:
                 raise PortInUse(
                     f"host port {wanted} is in use by {owner.attachment.describe()}",
                     "delete that pod, choose another hostPort or a hostIP of its own",
+                    owner="attachment",
                 )
             log.warning(
                 "taking port %s from %s: its network namespace is gone",
@@ -444,6 +448,10 @@ class HostPortManager:
             except OSError as error:
                 log.warning("record %s stays as it was: %s", moved.key, error)
         return list(dict.fromkeys(mended))
+
+    def changed_links(self, start: int, count: int) -> set[str]:
+        """Of ``count`` links in use, from number ``start`` on, those with a changed sysctl."""
+        return self._links.changed(start, count)
 
     def drop_gap_flows(self) -> None:
         """Drop UDP flows that began while rules were missing and so lead nowhere."""

@@ -19,7 +19,7 @@ from cni_hostport.hostport.nftplan import attachment_elements, node_elements
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.profiles import Profiles
-from cni_hostport.hostport.wanted import Place, Wanted, owners_of
+from cni_hostport.hostport.wanted import Owners, Place, Wanted, first, is_owner
 from cni_hostport.model import Family
 from cni_hostport.netfilter import nftprofiles, nftrules
 from cni_hostport.netfilter.elements import Element, describe
@@ -235,12 +235,12 @@ class NftablesBackend:
                 mine = dict(self._wanted.of_set(family, name))
                 for found in self._tables.dump(family, name):
                     have = mine.get(found.key)
-                    if have is not None and _same(found, owners_of(have)):
+                    if have is not None and _same(found, have):
                         del mine[found.key]
                         self._wanted.put_first(found)
                     else:
                         delete.append(found)
-                add.extend(owners_of(owners)[0] for owners in mine.values())
+                add.extend(map(first, mine.values()))
         if add or delete:
             self._tables.apply(add, delete)
         report.missing += len(add)
@@ -288,9 +288,9 @@ class NftablesBackend:
         for owner, elements in changes.items():
             for element in (*before[owner], *elements):
                 key = element.place
-                owners = self._wanted.at(key)
-                if owners:
-                    view[key] = owners[0]
+                wanted = self._wanted.first_at(key)
+                if wanted is not None:
+                    view[key] = wanted
         return view
 
 
@@ -333,11 +333,13 @@ def _is_whole(snapshot: Snapshot | None, profiles: Collection[Profile]) -> bool:
     return True
 
 
-def _same(found: Element, owners: Sequence[Element]) -> bool:
+def _same(found: Element, owners: Owners | None) -> bool:
     """Whether the kernel's element is what one of the owners wants."""
-    wanted = owners[0]
+    if owners is None:
+        return False
+    wanted = first(owners)
     return (
         found.data == wanted.data
         and found.key_end == wanted.key_end
-        and any(found.comment == e.comment for e in owners)
+        and is_owner(owners, found.comment)
     )

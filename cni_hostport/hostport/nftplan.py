@@ -7,6 +7,7 @@ CHECK, repair and the follow-up of an address change.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from cni_hostport.hostport.answering import answered_addresses, is_answered, is_listed
 from cni_hostport.hostport.node import NodeView
@@ -29,28 +30,21 @@ from cni_hostport.netfilter.nftprofiles import Profile, profile_of
 def attachment_elements(placed: Placed, node: NodeView) -> tuple[Element, ...]:
     """Everything the attachment owns or shares in the two tables."""
     attachment = placed.attachment
-    out: dict[Element, None] = {}
-    families: set[Family] = set()
+    pods = [(family_of(a), a) for a in sorted(attachment.addresses, key=family_of)]
+    out: list[Element] = []
+    used: set[Family] = set()
     for mapping in attachment.mappings:
-        for family in attachment.families():
-            pod = attachment.address(family)
-            if pod is None or not mapping.applies_to(family):
-                continue
-            claim = HostPort(
-                family=family,
-                address=mapping.specific,
-                port=mapping.host_port,
-                protocol=mapping.protocol,
-            )
-            data = nft.target(pod.ip, mapping.container_port)
-            out.update(dict.fromkeys(_port_elements(claim, data, placed, node)))
-            families.add(family)
-    for family in sorted(families):
-        pod = attachment.address(family)
-        if pod is not None:
-            out.update(dict.fromkeys(_masquerade_elements(pod, placed)))
-    out.update(dict.fromkeys(_held_elements(placed)))
-    return tuple(out)
+        for family, pod in pods:
+            if mapping.applies_to(family):
+                claim = HostPort(family, mapping.specific, mapping.host_port, mapping.protocol)
+                data = nft.target(pod.ip, mapping.container_port)
+                out.extend(_port_elements(claim, data, placed, node))
+                used.add(family)
+    for family, pod in pods:
+        if family in used:
+            out.extend(_masquerade_elements(family, pod, placed))
+    out.extend(_held_elements(placed))
+    return tuple(dict.fromkeys(out))
 
 
 def attachment_profiles(placed: Placed) -> frozenset[Profile]:
@@ -83,25 +77,24 @@ def _port_elements(
             yield Element(family, rules.ANSWERING, nft.addr_key(address), None, key)
 
 
-def _masquerade_elements(pod: PodAddress, placed: Placed) -> Iterator[Element]:
-    options, key, family = placed.attachment.options, placed.key, family_of(pod)
+def _masquerade_elements(family: Family, pod: PodAddress, placed: Placed) -> Iterator[Element]:
+    options, key = placed.attachment.options, placed.key
     if not options.snat:
         return
+    address = nft.addr_key(pod.ip)
     if options.masq_all:
-        yield Element(family, rules.MASQ_ALL, nft.addr_key(pod.ip), None, key)
+        yield Element(family, rules.MASQ_ALL, address, None, key)
         return
-    yield Element(family, rules.SNAT, nft.addr_key(pod.ip), None, key)
-    yield Element(family, rules.HAIRPINS, nft.pair_key(pod.ip, pod.ip), None, key)
+    yield Element(family, rules.SNAT, address, None, key)
+    yield Element(family, rules.HAIRPINS, address + address, None, key)
     # only on a bridge do neighbours answer each other past the node
-    if placed.link.is_bridge and pod.network.prefixlen < pod.max_prefixlen:
+    if placed.link.is_bridge and pod.prefixlen < pod.ip.max_prefixlen:
         low, high = nft.link_net_key(placed.link.name, pod.network)
         yield Element(family, rules.NEIGHBOURS, low, None, key, high)
 
 
 def _held_elements(placed: Placed) -> Iterator[Element]:
-    for held in sorted(placed.held, key=str):
-        if held.protocol is not Protocol.UDP:
-            continue
+    for held in sorted((h for h in placed.held if h.protocol is Protocol.UDP), key=str):
         if held.address is None:
             lookup = nft.service_key(held.port)
             yield Element(held.family, rules.HELD_UDP, lookup, None, placed.key)
@@ -110,6 +103,7 @@ def _held_elements(placed: Placed) -> Iterator[Element]:
             yield Element(held.family, rules.HELD_UDP_ADDRESSES, lookup, None, placed.key)
 
 
+@lru_cache(maxsize=4)
 def _usually_answered(family: Family, node: NodeView) -> frozenset[object]:
     return frozenset(answered_addresses(family, Options(), node))
 

@@ -111,6 +111,14 @@ class Registry:
         key = next(iter(self._links.get(index, ())), None)
         return None if key is None else self._records[key].route_localnet_found
 
+    def links(self) -> tuple[int, ...]:
+        """Links that some record needs route_localnet on."""
+        return tuple(self._links)
+
+    def link_name(self, index: int) -> str:
+        """Name of such a link, as it was at ADD."""
+        return next((self._records[k].link.name for k in self._links.get(index, ())), "")
+
     def shares_link(self, record: Record) -> bool:
         """Whether another record needs route_localnet on the same link."""
         users = self._links.get(record.link.index, set())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
@@ -85,6 +86,7 @@ def service_key(port: int) -> bytes:
     return port.to_bytes(2, "big")
 
 
+@lru_cache(maxsize=64)  # one network has many pods
 def link_net_key(ifname: str, network: IPNetwork) -> tuple[bytes, bytes]:
     """(key, key_end) of ``ifname . ipv4_addr|ipv6_addr`` with flags interval.
 

@@ -9,7 +9,7 @@ owner's business.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -117,6 +117,23 @@ def attributes(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
 def attribute_map(data: bytes, at: int = 0) -> dict[int, bytes]:
     """Attributes by type; of a repeated one the last."""
     return dict(attributes(data, at))
+
+
+def pick(data: bytes, at: int, kinds: Collection[int]) -> dict[int, bytes]:
+    """Payloads of the attributes of these types, and no work for the others."""
+    found: dict[int, bytes] = {}
+    unpack, end, left = _ATTR.unpack_from, len(data) - 4, len(kinds)
+    while at <= end:
+        size, kind = unpack(data, at)
+        if size < 4:
+            break
+        if kind & TYPE_MASK in kinds:
+            found[kind & TYPE_MASK] = data[at + 4 : at + size]
+            left -= 1
+            if not left:
+                break
+        at += (size + 3) & ~3
+    return found
 
 
 def is_success(data: bytes, sequence: int) -> bool:

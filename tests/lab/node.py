@@ -67,10 +67,16 @@ def wait_for(condition: object, timeout: float = 3.0, step: float = 0.02) -> boo
 class Node:
     """One node with a client on each of two links; close it, or use it as a context."""
 
+    UNSHARE: tuple[str, ...] = ("--net", "--mount", "--uts")
+    """Namespaces of the node, as unshare(1) names them."""
+
+    JOIN: tuple[str, ...] = ("--mount=/proc/{pid}/ns/mnt", "--uts=/proc/{pid}/ns/uts")
+    """How a command enters them, besides the net namespace, as nsenter(1) names them."""
+
     def __init__(self, name: str = "node", *, bridge_netfilter: bool | None = None) -> None:
         script = str(Path(__file__).with_name("holder.py"))
         self.name = name
-        unshare = ["unshare", "--net", "--mount", "--uts", "--propagation", "private"]
+        unshare = ["unshare", *self.UNSHARE, "--propagation", "private"]
         self._holder = subprocess.Popen(
             [*unshare, "sh", "-ec", _SETUP, "sh", name, sys.executable, script],
             stdin=subprocess.PIPE,
@@ -160,7 +166,7 @@ class Node:
     # -- doing things in it -------------------------------------------------------------------
 
     def _enter(self, netns: str | None) -> list[str]:
-        command = ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", f"--uts=/proc/{self.pid}/ns/uts"]
+        command = ["nsenter", *(option.format(pid=self.pid) for option in self.JOIN)]
         return [*command, f"--net={self.namespace_path(netns)}", "--"]
 
     def popen(

@@ -124,7 +124,7 @@ class SourceNode:
             sys.executable, "-I", str(ROOT / "tests/lab/zygote.py"), "helper",
             env={"PATH": SAFE_PATH, "CHP_FAULT_FILE": FAULT, "LANG": "C.UTF-8", **self.env},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=open(self.node.path("/run/stderr"), "ab"),  # noqa: SIM115
+            stderr=open(self.node.path("/run/stderr"), "ab"),
         )  # fmt: skip
         assert self._said() == "ready"
 
@@ -173,15 +173,17 @@ class SourceNode:
         self.pid = 0
         return int(status)
 
+    def died(self, limit: float = 2.0) -> bool:
+        """Whether the helper ends by itself in that time."""
+        if not wait_for(lambda: not Path(f"/proc/{self.pid}").exists(), limit, 0.002):
+            return False
+        self.ended()
+        return True
+
     def kill(self, number: int = signal.SIGKILL) -> int:
         """Signal the helper and wait for its end."""
-        os.kill(self.real_pid(), number)
-        if number == signal.SIGKILL:
-            os.kill(self.real_pid(), signal.SIGCONT)
+        os.kill(self.pid, number)
         return self.ended()
-
-    def real_pid(self) -> int:
-        return self.pid
 
     def restart(self) -> float:
         """Kill and start; seconds until the new one answers."""

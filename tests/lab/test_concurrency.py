@@ -108,3 +108,20 @@ def test_add_and_del_of_other_pods_at_once_leave_one_pod_undisturbed(stage: Stag
         process.stderr.close()
     assert {r.code for r in at_once(stage, "DEL", found, configs)} == {0}
     assert stage.ask(NODE4, 8080).server == "web"
+
+
+def test_two_nodes_side_by_side_share_nothing(stage: Stage) -> None:
+    stage.pod("web", [mapping(8080, 80)])
+    second = Stage(stage.backend)
+    try:
+        other = second.pod("pod2", [mapping(8080, 80)])
+        assert second.ask(NODE4, 8080).server == "pod2"
+        assert stage.ask(NODE4, 8080).server == "web"
+        assert stage.node.helpers() != second.node.helpers()
+        second.remove(other)
+        assert stage.ask(NODE4, 8080).server == "web"
+        assert second.records() == {}
+    finally:
+        second.close()
+    assert stage.ask(NODE4, 8080).server == "web"
+    assert len(stage.node.helpers()) == 1

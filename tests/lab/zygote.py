@@ -34,7 +34,7 @@ _order = ""
 
 def effect(name: str) -> None:
     """One effect was just done."""
-    global _count, _order  # noqa: PLW0603
+    global _count, _order
     try:
         with open(FAULTS) as file:
             order = file.read().strip()
@@ -48,7 +48,10 @@ def effect(name: str) -> None:
         log.write(f"{_count} {name}\n")
     kind, _, number = order.partition(" ")
     if _count == int(number or 0):
-        os.unlink(FAULTS)
+        try:
+            os.unlink(FAULTS)
+        except FileNotFoundError:  # taken back meanwhile
+            return
         os.kill(os.getpid(), signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
 
 

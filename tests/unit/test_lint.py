@@ -28,15 +28,3 @@ def test_clean(command):
 @pytest.mark.parametrize("script", ["build.sh", ".ci/run"])
 def test_shell_scripts_parse(script):
     subprocess.run(["bash", "-n", os.path.join(ROOT, script)], check=True)
-
-
-def test_modules_stay_small():
-    """A module that outgrows this holds two jobs."""
-    sizes = {}
-    for folder, _, files in os.walk(os.path.join(ROOT, "cni_hostport")):
-        for name in files:
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                with open(path) as file:
-                    sizes[os.path.relpath(path, ROOT)] = sum(1 for _ in file)
-    assert {path: size for path, size in sizes.items() if size > 320} == {}

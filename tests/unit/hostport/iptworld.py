@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.model import Family
-from cni_hostport.netfilter import restore
+from cni_hostport.netfilter import restore, rulewords
 
 HOOKS = {
     "raw": ("PREROUTING", "OUTPUT"),
@@ -28,7 +28,7 @@ def spelled(args: tuple[str, ...]) -> tuple[str, ...]:
     """A rule as iptables-save writes it: addresses and protocol first, masks added."""
     front: list[str] = []
     back: list[str] = []
-    for option in restore.parse_options(args):
+    for option in rulewords.parse_options(args):
         values = list(option.values)
         if option.name in ("-s", "-d") and "/" not in values[0]:
             values[0] += "/128" if ":" in values[0] else "/32"
@@ -132,9 +132,9 @@ class Runner:
             place = int(args[0]) - 1 if args[0].isdecimal() else 0
             work[chain].insert(place, args[1:] if args[0].isdecimal() else args)
         elif verb == "-D":
-            meaning = restore.meaning_of(args)
+            meaning = rulewords.meaning_of(args)
             for number, rule in enumerate(work[chain]):
-                if restore.meaning_of(rule) == meaning:
+                if rulewords.meaning_of(rule) == meaning:
                     del work[chain][number]
                     return
             raise NetfilterFailed("iptables refused the rules", f"no such rule: {line}")

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.hostport.iptworld import Kernel, Runner, Toolbox
+from unit.hostport.world import ADDRESSES, Machine, Opener, Store, World, pod
 
 from cni_hostport.errors import HostPortError, InvalidConfig, NetfilterFailed, PortInUse, TryAgain
 from cni_hostport.hostport import iptnames
@@ -18,9 +20,7 @@ from cni_hostport.hostport.manager import HostPortManager, PodPortMapping
 from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.model import Attachment, Family, HostPort, PodRef, PortMapping, Protocol
-from cni_hostport.netfilter import restore
-from unit.hostport.iptworld import Kernel, Runner, Toolbox
-from unit.hostport.world import ADDRESSES, Machine, Opener, Store, World, pod
+from cni_hostport.netfilter import restore, rulewords
 
 DATA = json.loads((Path(__file__).parents[2] / "data/hostport_manager.json").read_text())
 NODE = NodeView.of((ip_address(a), link) for a, link in ADDRESSES)
@@ -94,7 +94,8 @@ def test_rules_of_a_mapping_are_the_hostport_managers() -> None:
 
 
 HOSTILE = (
-    '"; -j DROP', "a\nb", "\r\n-A INPUT -j DROP", "-j DROP", "-t filter", "x" * 300, "\\", "'`$(id)",
+    '"; -j DROP', "a\nb", "\r\n-A INPUT -j DROP", "-j DROP", "-t filter", "x" * 300, "\\",
+    "'`$(id)",
     "ü" * 200, "\x00\x1f\x85\u2028", '\\"', "-m", "!", "", "COMMIT", "*filter", "\udcff",
 )  # fmt: skip
 
@@ -107,9 +108,9 @@ def test_names_of_pods_are_only_comments(name: str) -> None:
     evil = plain.model_copy({"pod": PodRef(namespace=name, name=name)})
     hostile.add(evil)
 
-    def skeleton(lab: Lab) -> list[tuple[str, frozenset[restore.Option]]]:
+    def skeleton(lab: Lab) -> list[tuple[str, frozenset[rulewords.Option]]]:
         return [
-            (c, frozenset(o for o in restore.parse_options(r) if o.name != "--comment"))
+            (c, frozenset(o for o in rulewords.parse_options(r) if o.name != "--comment"))
             for tables in lab.kernel.tables.values()
             for t in tables.values()
             for c, rules in t.items()

@@ -6,9 +6,9 @@ import errno
 from collections.abc import Callable, Iterator
 
 import pytest
+from unit.hostport.world import Helper, Killed, World, flush, pod
 
 from cni_hostport.errors import HostPortError
-from unit.hostport.world import Helper, Killed, World, flush, pod
 
 Action = Callable[[Helper], object]
 
@@ -240,9 +240,9 @@ def test_rules_flushed_at_every_effect_come_back(name: str) -> None:
         plain = twin.effect
 
         def flushing(what: str, *, fallible: bool = True, at: int = number) -> None:
-            plain(what, fallible=fallible)  # noqa: B023
-            if twin.count == at:  # noqa: B023
-                flush(twin)  # noqa: B023
+            plain(what, fallible=fallible)
+            if twin.count == at:
+                flush(twin)
 
         twin.effect = flushing  # type: ignore[method-assign]
         call(helper)

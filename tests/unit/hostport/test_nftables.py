@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 
 import pytest
+from unit.hostport.world import Helper, World, flush, pod
 
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.model import Family
 from cni_hostport.netfilter.elements import Element
 from cni_hostport.netfilter.nfreply import Chain, Rule
-from unit.hostport.world import Helper, World, flush, pod
 
 A = pod("a", "80:80", ips=("10.1.0.2/16",), interfaces=())
 B = pod("b", "81:80", ips=("10.1.0.3/16",), interfaces=())
@@ -161,7 +161,7 @@ def test_a_strangers_rule_or_hook_in_our_tables_does_not_stay() -> None:
 def test_sets_that_take_no_elements_are_made_anew() -> None:
     world, helper = both()
     del world.elements[ports(world)[0].place]
-    names = [line for line in _repair_log(helper)]
+    names = list(_repair_log(helper))
     world2, helper2 = both()
     del world2.elements[ports(world2)[0].place]
     world2.fail_at = names.index(next(n for n in names if n.startswith("apply"))) + 1

@@ -1,0 +1,1 @@
+"""What the doctor concludes from facts about a node: pure."""

@@ -1,0 +1,1 @@
+"""What `install` and `uninstall` decide: steps from facts, pure."""
