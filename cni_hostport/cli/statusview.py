@@ -78,12 +78,12 @@ def header(document: Row) -> str:
 
 def node_cache(state: Row) -> str:
     """The line about the node-local DNS cache."""
-    addresses = ", ".join(state.get("addresses") or ()) or "no address"
-    rules = "rules present" if state.get("rules") else "no rules: clients use the cluster's DNS"
-    return (
-        f"node-cache: {addresses}, engine {state.get('engine') or 'none'}, {rules}, "
-        f"fallbacks {state.get('fallbacks', 0)}"
-    )
+    addresses = ", ".join(state["addresses"]) or "no address"
+    rules = "rules present" if state["rules"] else "no rules: clients use the cluster's DNS"
+    agent = "" if state["agent"] else ", AGENT GONE"
+    count = state["fallbacks"]
+    fallbacks = "" if count is None else f", fallbacks {count}"
+    return f"node-cache: {addresses}, engine {state['engine']}, {rules}{fallbacks}{agent}"
 
 
 def outsider(row: Row) -> str:

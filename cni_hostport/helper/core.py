@@ -194,14 +194,19 @@ class Core:
                 )
 
     def _delete(self, call: cni.Call) -> Answer:
+        self._remove(call)
+        identity = call.identity
+        assert identity is not None
+        if queue.names(self._run_dir):
+            queue.cancel(self._run_dir, identity.network, identity.container_id, identity.ifname)
+        return Answer()
+
+    def _remove(self, call: cni.Call) -> None:
         identity = call.identity
         assert identity is not None
         self._added.pop(identity.key, None)
         if not self.manager.detach(identity.key) and self.leftovers is not None:
             self.leftovers(call)
-        if queue.names(self._run_dir):
-            queue.cancel(self._run_dir, identity.network, identity.container_id, identity.ifname)
-        return Answer()
 
     def _forget_queued(self, attachment: Attachment) -> None:
         """An older DEL still in the queue must not take away what was just added."""
@@ -255,7 +260,7 @@ class Core:
             try:
                 call = cni.parse_call(env, entry.stdin)
                 if call.command == "DEL":
-                    self._delete(call)
+                    self._remove(call)
             except _RETRIED as error:
                 kept += 1
                 log.warning("queued DEL %s is kept: %s", entry.path.name, error)

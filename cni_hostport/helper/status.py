@@ -14,6 +14,7 @@ from typing import Any
 
 from cni_hostport import __version__, shim
 from cni_hostport.helper.metrics import Metrics
+from cni_hostport.helper.nodecachestate import node_cache
 from cni_hostport.helper.reconcile import Reconciler
 from cni_hostport.host import ownnetns, queue
 from cni_hostport.hostport.manager import HostPortManager
@@ -64,7 +65,7 @@ class Status:
             },
             "warnings": self.warnings(),
             "queue": len(queue.names(self._run_dir)),
-            "nodeCache": None,
+            "nodeCache": node_cache(self._run_dir),
         }
 
     def _backend(self, family: Family) -> str:

@@ -15,7 +15,7 @@ from cni_hostport.helper.status import Status
 MAPPING = {
     "network": str, "containerID": str, "ifname": str, "namespace": str, "pod": str,
     "hostIP": str, "hostPort": int, "protocol": str, "targets": [str], "held": str,
-    "connections": int,
+    "connections": (int, type(None)),
 }  # fmt: skip
 SCHEMA: dict[str, Any] = {
     "version": str,
@@ -38,7 +38,7 @@ def follows(value: object, schema: object, exact: bool = False) -> bool:
     if isinstance(schema, list):
         assert isinstance(value, list)
         return all(follows(v, schema[0], True) for v in value)
-    assert isinstance(schema, type)
+    assert isinstance(schema, type | tuple)
     return isinstance(value, schema)
 
 
