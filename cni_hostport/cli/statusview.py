@@ -65,6 +65,7 @@ def header(document: Row) -> str:
     if repairs["count"]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(repairs["lastTime"]))
         lines.append(f"repairs: {repairs['count']}, last {when}: {repairs['last']}")
+    lines += [f"warning: {text}" for text in document.get("warnings", ())]
     if document["queue"]:
         lines.append(f"queued DELs: {document['queue']}")
     if document["nodeCache"]:
@@ -77,12 +78,12 @@ def header(document: Row) -> str:
 
 def node_cache(state: Row) -> str:
     """The line about the node-local DNS cache."""
-    addresses = ", ".join(state.get("addresses") or ()) or "no address"
-    rules = "rules present" if state.get("rules") else "no rules: clients use the cluster's DNS"
-    return (
-        f"node-cache: {addresses}, engine {state.get('engine') or 'none'}, {rules}, "
-        f"fallbacks {state.get('fallbacks', 0)}"
-    )
+    addresses = ", ".join(state["addresses"]) or "no address"
+    rules = "rules present" if state["rules"] else "no rules: clients use the cluster's DNS"
+    agent = "" if state["agent"] else ", AGENT GONE"
+    count = state["fallbacks"]
+    fallbacks = "" if count is None else f", fallbacks {count}"
+    return f"node-cache: {addresses}, engine {state['engine']}, {rules}{fallbacks}{agent}"
 
 
 def outsider(row: Row) -> str:

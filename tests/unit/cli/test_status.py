@@ -95,12 +95,23 @@ def test_nothing_to_show(helper, capsys):
 def test_header_tells_what_needs_attention(helper, capsys):
     given = document(queue=2, repairs={"count": 3, "lastTime": 0.0, "last": "nftables: 2 missing"})
     given["helper"]["problem"] = "nft is not installed"
-    given["nodeCache"] = {"addresses": ["169.254.20.10"], "engine": "unbound", "rules": True}
+    given["warnings"] = ["portmap has rules here"]
+    given["nodeCache"] = {
+        "link": "nodelocaldns",
+        "addresses": ["169.254.20.10"],
+        "port": 53,
+        "engine": "unbound",
+        "agent": True,
+        "rules": True,
+        "fallbacks": 0,
+    }
+    jsonschema.validate(given, SCHEMA)
     helper(given)
     out = run(capsys)[1]
     assert "repairs: 3, last " in out
     assert "nftables: 2 missing" in out
     assert "queued DELs: 2" in out
+    assert "warning: portmap has rules here" in out
     assert "PROBLEM: nft is not installed" in out
     assert "node-cache: 169.254.20.10, engine unbound, rules present, fallbacks 0" in out
 
