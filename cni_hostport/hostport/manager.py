@@ -124,12 +124,12 @@ class HostPortManager:
         with ExitStack() as undo:
             held = self.holds.held(attachment.key)
             change = self._hold(attachment, undo)
-            record = self._prepare(attachment, backend, netns_cookie, existing, undo)
+            record, seen = self._prepare(attachment, backend, netns_cookie, existing, undo)
             placed = Placed(attachment, record.pod_link(), change.held)
             before = None
             if existing is not None:
                 before = Placed(existing.attachment, existing.pod_link(), held)
-            self._program(record, existing, placed, before, undo)
+            self._program(record, existing, placed, before, seen, undo)
             self._drop_stale_flows(record, existing)
             self._store_call(self._store.commit, record.key)
             undo.pop_all()
@@ -257,8 +257,8 @@ class HostPortManager:
         cookie: int | None,
         existing: Record | None,
         undo: ExitStack,
-    ) -> Record:
-        """The record of what is about to be done, before it is done."""
+    ) -> tuple[Record, PodLink]:
+        """The record of what is about to be done, before it is done; the link as it was seen."""
         try:
             link = self._machine.pod_link(attachment)
         except OSError as error:
@@ -270,10 +270,10 @@ class HostPortManager:
             netns_cookie=cookie,
             link=link_record(link),
         )
-        record = self._links.plan(record, existing, self._node)
+        record = self._links.plan(record, existing, self._node, link)
         undo.callback(self._discard, record.key)
         self._store_call(self._store.prepare, record.key, record.model_dump_json().encode())
-        return record
+        return record, link
 
     def _discard(self, key: str) -> None:
         try:
@@ -294,11 +294,12 @@ class HostPortManager:
         existing: Record | None,
         placed: Placed,
         before: Placed | None,
+        seen: PodLink,
         undo: ExitStack,
     ) -> None:
         """Link flags and rules of the new record in place of the existing one's."""
         undo.callback(self._links.release, record, keep=existing)
-        self._links.use(record)
+        self._links.use(record, seen)
         backend = self._backend(record)
         old = self._backend(existing) if existing is not None else backend
         if old is not backend:
