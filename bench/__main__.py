@@ -35,7 +35,9 @@ def main():
         _say(f"{name} ({time.monotonic() - begin:.0f} s)")
         parts.PARTS[name](bench)
     rows = budgets.judge(bench.figures)
-    about["took"] = f"{(time.monotonic() - begin) / 60:.0f} min" + (" (--quick)" if arguments.quick else "")
+    about["took"] = f"{(time.monotonic() - begin) / 60:.0f} min" + (
+        " (--quick)" if arguments.quick else ""
+    )
     _leave(arguments.out, bench, rows, chosen, absent, about)
     return 0
 

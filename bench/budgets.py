@@ -90,12 +90,13 @@ def _flat(rows):
     for many in (100, 1000, 10000):
         for who in ("ours", "launcher"):
             for verb in ("ADD", "CHECK", "DEL"):
-                mine = ("others", many, who, verb)
-                none = ("others", many, "empty" if who == "ours" else "empty-launcher", verb)
+                mine, none = ("flat", many, who, verb), ("flat", many, f"empty-{who}", verb)
                 name = verb if who == "ours" else f"{verb}, launcher,"
                 rows.ratio(f"{name} at {many:,} others / with none", 1.2, mine, none)
     mine = ("shape", 20, "dual", "ours", "ADD")
-    rows.ratio("ADD of 20 mappings dual stack / of one", 1.3, mine, ("shape", 1, "single", "ours", "ADD"))
+    rows.ratio(
+        "ADD of 20 mappings dual stack / of one", 1.3, mine, ("shape", 1, "single", "ours", "ADD")
+    )
 
 
 def _bursts(rows):
@@ -131,7 +132,9 @@ def _helper(rows):
     for key, value in figures.items():
         if key.startswith("start/") and isinstance(value, float):
             few = int(key.split("/")[1])
-            rows.value(f"first answer of a helper started with {few:,} attachments", 2.0, value, "s")
+            rows.value(
+                f"first answer of a helper started with {few:,} attachments", 2.0, value, "s"
+            )
 
 
 def _connections(rows):

@@ -31,7 +31,9 @@ def mappings(first, count=1, target=80, protocol="tcp"):
     ]
 
 
-def call(verb, number, ports, *, plugin, backend=None, dual=False, addresses=(POD4, POD6), netns=POD):
+def call(
+    verb, number, ports, *, plugin, backend=None, dual=False, addresses=(POD4, POD6), netns=POD
+):
     """(environment, stdin) of one call."""
     env = {
         "PATH": PATH,

@@ -153,4 +153,6 @@ class BenchNode:
         if plugin.backend == "nftables":
             return ""
         text = self.node.output(f"/run/{plugin.flavour}/iptables-save", "-t", "nat")
-        return sorted(line for line in text.splitlines() if line[:1] in "-:" and " ACCEPT " not in line)
+        return sorted(
+            line for line in text.splitlines() if line[:1] in "-:" and " ACCEPT " not in line
+        )

@@ -21,7 +21,9 @@ COLOURS = {
 
 def _first_line(*argv, env=None):
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, env=env, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=20, env=env, check=False
+        )
     except OSError:
         return "absent"
     return next(iter((done.stdout + done.stderr).strip().splitlines()), "")
