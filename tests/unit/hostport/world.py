@@ -287,6 +287,12 @@ class Tables:
         self._world.effect("has table")
         return family in self._world.chains
 
+    def generation(self) -> int:
+        """As good as a number that grows: another one for every other content."""
+        self._world.effect("generation")
+        world = self._world
+        return hash(repr((sorted(world.elements.items()), world.chains, world.rules)))
+
     def delete_tables(self) -> None:
         self._world.effect("delete tables")
         flush(self._world)
