@@ -14,8 +14,10 @@ from collections.abc import Iterable
 
 from cni_hostport import shim
 from cni_hostport.helper import handover, operations
+from cni_hostport.helper.nodecachewatch import NodeCacheWatch
 from cni_hostport.helper.parts import Helper
 from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER
+from cni_hostport.helper.rundir import RunDir
 from cni_hostport.helper.server import Server
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class Loop:
     """The event loop's side: events, timers, signals."""
 
     def __init__(
-        self, helper: Helper, sock: socket.socket, lock: int, *, linger: bool = False
+        self, helper: Helper, sock: socket.socket, home: RunDir, *, linger: bool = False
     ) -> None:
         self._helper = helper
         self._linger = linger
@@ -42,7 +44,8 @@ class Loop:
         self._queue_stamp = 0
         self._queue_again = 0.0
         self._sock = sock
-        self._lock = lock
+        self._home = home
+        self._node_cache = NodeCacheWatch(helper.run_dir)
         self._server = Server(
             sock,
             helper.core,
@@ -57,7 +60,7 @@ class Loop:
         """Worker: pass everything to a successor and end, or go on if it fails."""
         try:
             items = self._helper.manager.holds.items()
-            handover.give(channel, self._lock, self._sock, clients, items)
+            handover.give(channel, self._home.lock, self._sock, clients, items)
         except handover.HandoverFailed as error:
             log.error("hand-over failed, serving on: %s", error)
             channel.close()
@@ -100,6 +103,10 @@ class Loop:
         own = {self._helper.nft.portid}
         if event.overflow or (event.ours and event.foreign(own)):
             self._look("a change of our tables", ", ".join(event.culprits(own)))
+        elif event.iptables and self._helper.manager.backends["iptables"].in_use:
+            # our own restores come here as well: known by the generation, nothing is read then
+            self._look("a change of iptables")
+        self._helper.others.note(event)
 
     def _address_event(self) -> None:
         # The worker reads the events themselves; until it has, do not ask again. Every pod
@@ -141,9 +148,21 @@ class Loop:
             self._queue_stamp = stamp
             self._queue_again = self._loop.time() + QUEUE_RETRY
             self._helper.worker.submit(lambda: _ignore(self._helper.core.drain_queue()))
+        if not self._home.intact():
+            self._helper.worker.submit(self._mend_home)
         if len(self._helper.manager.registry):
             self._helper.worker.submit(self._helper.reconciler.peek)
+        self._node_cache.look()
         self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
+
+    def _mend_home(self) -> None:
+        """Worker: listen where callers look for us again."""
+        if not self._home.intact() and (sock := self._home.mend()) is not None:
+            self._loop.call_soon_threadsafe(self._listen_on, sock)
+
+    def _listen_on(self, sock: socket.socket) -> None:
+        self._server.listen_on(sock)
+        self._sock = sock
 
 
 def _ignore(_: object) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import resource
@@ -18,28 +17,21 @@ import sys
 import time
 from pathlib import Path
 
+from cni_hostport import shim
 from cni_hostport.helper import handover
 from cni_hostport.helper import log as logs
 from cni_hostport.helper.fdstore import inherited
 from cni_hostport.helper.loop import Loop
 from cni_hostport.helper.operations import pages
 from cni_hostport.helper.parts import Helper
+from cni_hostport.helper.rundir import RunDir, sign, take_guard, take_lock
 from cni_hostport.helper.server import listen
 from cni_hostport.helper.web import Web
 
 log = logging.getLogger(__name__)
 
-
-def take_lock(run_dir: Path) -> int | None:
-    """The lock a helper holds for life; None if another has it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(run_dir / "helper.lock", flags, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+GUARD_PATIENCE = 2.0
+"""Seconds that the namespace's present helper has to end, or to make its run directory anew."""
 
 
 def raise_descriptor_limit() -> None:
@@ -72,6 +64,36 @@ def wait_for_lock(run_dir: Path) -> int | None:
     return None
 
 
+def wait_for_guard(run_dir: Path) -> int | None:
+    """The net namespace's lock, once its owner has ended or serves this directory again."""
+    end = time.monotonic() + GUARD_PATIENCE
+    while time.monotonic() < end and not _answers(run_dir):
+        if (guard := take_guard()) is not None:
+            return guard
+        time.sleep(0.02)
+    return None
+
+
+def answered_by_another(run_dir: Path) -> int:
+    """Exit status where the namespace has a helper: 0 if it serves this directory."""
+    if _answers(run_dir):
+        sys.stderr.write("cni-hostport: a helper is running already\n")
+        return 0
+    sys.stderr.write(
+        "cni-hostport: another run directory's helper serves this network namespace "
+        "(is CNI_HOSTPORT_RUN_DIR the same for all callers?)\n"
+    )
+    return 1
+
+
+def _answers(run_dir: Path) -> bool:
+    try:
+        shim.connect(os.fsencode(run_dir), 0.1).close()
+    except OSError:
+        return False
+    return True
+
+
 def _pid_in(run_dir: Path) -> int:
     try:
         return int((run_dir / "helper.lock").read_text() or 0)
@@ -100,6 +122,14 @@ def serve(
     if lock is None and not replace:
         sys.stderr.write("cni-hostport: a helper is running already\n")
         return 0
+    guard = take_guard()
+    if lock is not None and guard is None:
+        # its owner may be about to make this directory anew, and needs the lock for that
+        os.close(lock)
+        guard = wait_for_guard(run_dir)
+        lock = take_lock(run_dir) if guard is not None else None
+        if lock is None:
+            return answered_by_another(run_dir)
     helper = Helper(run_dir)  # before a hand-over: nobody is served while it lasts
     given = predecessor(run_dir) if lock is None else None
     if lock is None:
@@ -107,8 +137,7 @@ def serve(
     if lock is None:
         sys.stderr.write("cni-hostport: the running helper does not end\n")
         return 1
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    sign(lock)
     helper.adopt([*kept, *(given.holders if given else [])])
     helper.restore()
     sock = given.listening if given else listen(run_dir / "helper.sock")
@@ -116,8 +145,11 @@ def serve(
     if given:
         given.accept()
 
+    home = RunDir(run_dir, lock, helper.store, helper.manager.registry)
+    home.keep_guard(guard)
+
     async def main() -> None:
-        loop = Loop(helper, sock, lock, linger=linger)
+        loop = Loop(helper, sock, home, linger=linger)
         web = asyncio.create_task(Web(metrics, pages(helper)).run()) if metrics else None
         await loop.run(given.clients if given else ())
         if web is not None:

@@ -111,6 +111,13 @@ class Server:
             self._make_room()
             self.serve(client)
 
+    def listen_on(self, sock: socket.socket) -> None:
+        """Accept on another socket from now on; the old one is closed."""
+        self.stop()
+        self._sock.close()
+        self._sock = sock
+        self.start()
+
     def serve(self, client: socket.socket) -> None:
         """Serve one connected client."""
         connection = Connection(client, self._loop, self._received, self._forget)

@@ -12,10 +12,12 @@ import contextlib
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_LONGEST = 64 << 20
 _KEY = re.compile(r"[a-z2-7]{16}")
 
 
@@ -25,7 +27,15 @@ class RecordStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._prefix = f"{folder}/"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.ensure()
+
+    def ensure(self) -> None:
+        """Make the folder if it is not there."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def has(self, key: str) -> bool:
+        """Whether there is a valid record of that key."""
+        return os.path.exists(self._path(key, "json"))
 
     def prepare(self, key: str, content: bytes) -> None:
         """Write the record of an ADD under way; not yet valid.
@@ -91,9 +101,13 @@ class RecordStore:
         return kept
 
     def _read(self, key: str, kind: str = "json") -> bytes:
-        descriptor = os.open(self._path(key, kind), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # O_NONBLOCK: it may be a FIFO that nobody writes to
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self._path(key, kind), flags)
         with os.fdopen(descriptor, "rb") as file:
-            return file.read()
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "no regular file")
+            return file.read(_LONGEST)
 
     def _path(self, key: str, kind: str) -> str:
         return f"{self._prefix}{key}.{kind}"

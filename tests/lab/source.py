@@ -8,6 +8,7 @@ with what the answered calls describe. Reads the machine by the system's own too
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -184,6 +185,17 @@ class SourceNode:
         """Signal the helper and wait for its end."""
         os.kill(self.pid, number)
         return self.ended()
+
+    def others(self) -> list[int]:
+        """Helpers that plugin calls of the node have started."""
+        return [p for p, words in self.node.processes().items() if "cni_hostport" in words]
+
+    def end_others(self) -> None:
+        """Kill those."""
+        for pid in self.others():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert wait_for(lambda: not self.others())
 
     def restart(self) -> float:
         """Kill and start; seconds until the new one answers."""

@@ -97,7 +97,7 @@ def test_udp_connected_is_a_client(diag: SockDiag) -> None:
 
 
 def test_silent_holder_is_found_by_port(diag: SockDiag) -> None:
-    others = [sockets.open_holder(claim().model_copy(update={"port": p})) for p in (81, 82)]
+    others = [sockets.open_holder(claim()._replace(port=p)) for p in (81, 82)]
     with sockets.open_holder(claim()) as held:
         assert diag.listeners(PORT, Protocol.TCP) == []
         (found,) = diag.bound_inactive(PORT)
@@ -149,7 +149,7 @@ def serve(address: str, *, tcp: bool = True, listen: bool = True) -> str:
 )
 def test_process_is_named(tcp: bool, address: str, port: HostPort, where: str) -> None:
     protocol = Protocol.TCP if tcp else Protocol.UDP
-    port = port.model_copy(update={"protocol": protocol})
+    port = port._replace(protocol=protocol)
     with child(serve(address, tcp=tcp)) as server:
         with pytest.raises(OSError):
             sockets.open_holder(port)

@@ -391,7 +391,7 @@ def test_holders_pass_through_a_unix_socket() -> None:
         items = []
         for number in range(600):
             port = claim((Protocol.TCP, Protocol.UDP)[number % 2], None)
-            port = port.model_copy(update={"port": 20000 + number})
+            port = port._replace(port=20000 + number)
             items.append((f"key-{number}", sockets.open_holder(port)))
         names = [s.getsockname() for _, s in items]
         got = _passed(items)

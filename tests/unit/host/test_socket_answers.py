@@ -18,9 +18,7 @@ from cni_hostport.netfilter import nlwire
 
 def claim(address: str | None = None, family: Family = Family.V4, **more: object) -> HostPort:
     parsed = None if address is None else ip_address(address)
-    return HostPort.model_validate(
-        {"family": family, "address": parsed, "port": 80, "protocol": Protocol.TCP} | more
-    )
+    return HostPort(family, parsed, 80, Protocol.TCP)._replace(**more)
 
 
 def answer(family: int, local: str, remote: str | None = None, **attributes: bytes) -> bytes:
