@@ -68,7 +68,8 @@ class Loop:
             return
         log.info("a successor serves: ending")
         if self._linger:
-            # becoming another program closes every descriptor of ours
+            # becoming another program closes every descriptor of ours; a signal meanwhile waits
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
             command = [*shim.program(), "linger"]
             os.execv(command[0], command)  # noqa: S606
         # no clean-up of any kind: every socket and rule is the successor's now
