@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from cni_hostport import shim
 from cni_hostport.helper import handover, operations
+from cni_hostport.helper.nodecachewatch import NodeCacheWatch
 from cni_hostport.helper.parts import Helper
 from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER
 from cni_hostport.helper.rundir import RunDir
@@ -44,6 +45,7 @@ class Loop:
         self._queue_again = 0.0
         self._sock = sock
         self._home = home
+        self._node_cache = NodeCacheWatch(helper.run_dir)
         self._server = Server(
             sock,
             helper.core,
@@ -101,6 +103,10 @@ class Loop:
         own = {self._helper.nft.portid}
         if event.overflow or (event.ours and event.foreign(own)):
             self._look("a change of our tables", ", ".join(event.culprits(own)))
+        elif event.iptables and self._helper.manager.backends["iptables"].in_use:
+            # our own restores come here as well: known by the generation, nothing is read then
+            self._look("a change of iptables")
+        self._helper.others.note(event)
 
     def _address_event(self) -> None:
         # The worker reads the events themselves; until it has, do not ask again. Every pod
@@ -146,6 +152,7 @@ class Loop:
             self._helper.worker.submit(self._mend_home)
         if len(self._helper.manager.registry):
             self._helper.worker.submit(self._helper.reconciler.peek)
+        self._node_cache.look()
         self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
 
     def _mend_home(self) -> None:

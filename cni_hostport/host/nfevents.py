@@ -29,6 +29,7 @@ class NftEvent:
     the kernel itself). ``created``: names of other tables that appeared.
     ``processes``: name of the process behind each port id that committed
     something (15 characters at most). ``generation``: the newest seen, or 0.
+    ``iptables``, ``portmap``: as in ``EventDigest``.
     """
 
     overflow: bool
@@ -37,6 +38,8 @@ class NftEvent:
     created: frozenset[str]
     processes: Mapping[int, str]
     generation: int
+    iptables: bool = False
+    portmap: bool = False
 
     def foreign(self, own: Collection[int]) -> bool:
         """Whether somebody other than the sockets ``own`` touched our tables."""
@@ -88,4 +91,6 @@ class NftEvents:
             frozenset(digest.created),
             digest.processes,
             digest.generation,
+            digest.iptables,
+            digest.portmap,
         )

@@ -16,19 +16,13 @@ from typing import Any, Protocol
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.hostport.backend import Repair
 from cni_hostport.hostport.nftplan import node_elements
-from cni_hostport.hostport.nftstate import (
-    Snapshot,
-    difference,
-    is_whole,
-    numbered,
-    planned,
-    same,
-)
+from cni_hostport.hostport.nftstate import Snapshot, difference, is_whole, numbered, planned, same
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
+from cni_hostport.hostport.profiles import Profiles
 from cni_hostport.hostport.wanted import Place, Wanted, first
 from cni_hostport.model import Family
-from cni_hostport.netfilter import nftrules
+from cni_hostport.netfilter import nftprofiles, nftrules
 from cni_hostport.netfilter.elements import Element, describe
 
 log = logging.getLogger(__name__)
@@ -62,6 +56,7 @@ class NftablesBackend:
         self._wanted = Wanted()
         self._snapshot: Snapshot | None = None
         self._owed: Repair | None = None
+        self._profiles = Profiles()
 
     @property
     def installed(self) -> bool:
@@ -79,14 +74,39 @@ class NftablesBackend:
 
     def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Remember what attachments want without touching the kernel (start-up)."""
+        self._profiles.ask(changes)
         self._assume({NODE: node_elements(node, NODE), **planned(changes, node)})
 
     def place(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Make each attachment's elements what it now wants, in one transaction.
 
-        Raises NetfilterFailed (code 102) with nothing changed.
+        Raises NetfilterFailed (code 102) with nothing changed. Conditions that
+        nobody had before, or has any more, are a transaction of their own.
         """
-        self._apply(planned(changes, node))
+        before = self._profiles.ask(changes)
+        try:
+            if self.installed and self._profiles.missing:
+                self._reload()
+            self._apply(planned(changes, node))
+        except NetfilterFailed:
+            self._profiles.put_back(before)
+            self._drop_profiles()
+            raise
+        self._drop_profiles()
+
+    def _drop_profiles(self) -> None:
+        if self.installed and self._profiles.surplus:
+            try:
+                self._reload()
+            except (OSError, NetfilterFailed) as error:
+                log.error("conditions that nobody has any more stay: %s", error)
+
+    def _reload(self) -> None:
+        """Rules anew, with the profiles that are wanted now and without any other."""
+        chains = {f: [c.name for c in self._tables.chains(f)] for f in Family}
+        self._load(nftrules.tables_text() + self._profiles.text(chains))
+        self._profiles.loaded()
+        self._snapshot = self._look()
 
     def set_node(self, node: NodeView) -> None:
         """Follow the node's addresses: which are answered, which are excluded."""
@@ -168,22 +188,24 @@ class NftablesBackend:
         except (OSError, ValueError) as error:
             # a set of our name that is not as we declare it (size, flags, key)
             log.warning("elements refused (%s): tables are made anew", error)
-            self._load(nftrules.fresh_tables_text())
-            self._snapshot = self._look()
+            self._load_fresh()
             self._repair_elements(report)
         return report
 
+    def _load_fresh(self) -> None:
+        self._load(nftrules.fresh_tables_text() + self._profiles.text({}))
+        self._profiles.loaded()
+        self._snapshot = self._look()
+
     def _install(self) -> None:
         try:
-            self._load(nftrules.tables_text())
-            self._snapshot = self._look()
-            whole = is_whole(self._snapshot)
+            self._reload()
+            whole = is_whole(self._snapshot, self._profiles.wanted)
         except NetfilterFailed:
             whole = False
         if not whole:
             # somebody made a set or chain of our name with another type, or one of his own
-            self._load(nftrules.fresh_tables_text())
-            self._snapshot = self._look()
+            self._load_fresh()
 
     def _look(self) -> Snapshot | None:
         """Chains and rules of both tables, comparable; None where one is absent."""
@@ -208,7 +230,7 @@ class NftablesBackend:
         add: list[Element] = []
         delete: list[Element] = []
         for family in Family:
-            for name in nftrules.SETS:
+            for name in nftprofiles.sets_of(family, self._profiles.wanted):
                 mine = dict(self._wanted.of_set(family, name))
                 for found in self._tables.dump(family, name):
                     have = mine.get(found.key)
@@ -254,6 +276,7 @@ class NftablesBackend:
         if there:
             self._tables.delete_tables()
         self._snapshot = None
+        self._profiles.gone()
         return there
 
     def _kernel_view(

@@ -6,15 +6,16 @@ is. The kernel is asked by ``nftables.py``'s objects, never here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cni_hostport.hostport.nftplan import attachment_elements
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.wanted import Owners, Place, first, is_owner
-from cni_hostport.netfilter import nftrules
+from cni_hostport.netfilter import nftprofiles
 from cni_hostport.netfilter.elements import Element
+from cni_hostport.netfilter.nftprofiles import Profile
 
 Snapshot = tuple[Any, ...]
 
@@ -43,12 +44,12 @@ def difference(
     return add, delete
 
 
-def is_whole(snapshot: Snapshot | None) -> bool:
+def is_whole(snapshot: Snapshot | None, profiles: Collection[Profile]) -> bool:
     """Whether our chains hold our number of rules, and no hook leads to another chain."""
     if snapshot is None:
         return False
     for family, rules, chains in snapshot:
-        wanted = nftrules.rule_count(family)
+        wanted = nftprofiles.rule_counts(family, profiles)
         counts = {name: 0 for name, _, hook, *_ in chains if hook is not None or name in wanted}
         for chain, _, _ in rules:
             if chain in counts:

@@ -5,6 +5,7 @@ import pytest
 from lab.nodecache.cluster import LOCAL, Cluster, until
 
 pytestmark = pytest.mark.lab
+FROM_SOURCE = True
 
 
 def test_from_start_to_end(cluster: Cluster) -> None:
