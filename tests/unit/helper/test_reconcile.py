@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from unit.hostport.world import BRIDGE, Helper, World, flush, pod
 
 from cni_hostport.helper import reconcile
 from cni_hostport.helper.metrics import Metrics
 from cni_hostport.helper.reconcile import Backoff, Reconciler
-from unit.hostport.world import BRIDGE, Helper, World, flush, pod
 
 
 class Clock:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from unit.hostport.world import Helper, Somebody, World, pod, port
+
 from cni_hostport.helper.metrics import Metrics
 from cni_hostport.helper.reconcile import Reconciler
 from cni_hostport.helper.status import Status
-from unit.hostport.world import Helper, Somebody, World, pod, port
 
 MAPPING = {
     "network": str, "containerID": str, "ifname": str, "namespace": str, "pod": str,

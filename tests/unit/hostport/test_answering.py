@@ -5,16 +5,16 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 
 import pytest
+from unit.hostport.world import ADDRESSES, pod, port
 
 from cni_hostport.errors import InvalidConfig
 from cni_hostport.hostport import answering
-from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.hostport.nftplan import attachment_elements, node_elements
+from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.model import Family, Options
 from cni_hostport.netfilter import nftrules as rules
 from cni_hostport.netfilter.elements import Element, describe
-from unit.hostport.world import ADDRESSES, pod, port
 
 NODE = NodeView.of((ip_address(a), link) for a, link in ADDRESSES)
 DNS = NodeView.of([(n.address, n.link) for n in NODE.addresses]

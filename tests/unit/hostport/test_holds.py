@@ -6,11 +6,11 @@ import errno
 import itertools
 
 import pytest
+from unit.hostport.world import Opener, Somebody, World, port
 
 from cni_hostport.errors import HostPortError, IOFailure, PortInUse, TryAgain
 from cni_hostport.hostport.holds import Holds
 from cni_hostport.model import HostPort, ReservePorts
-from unit.hostport.world import Opener, Somebody, World, port
 
 WIDE, UDP = port("0.0.0.0:80"), port("0.0.0.0:80", "udp")
 ONE, TWO, LO = port("192.0.2.1:80"), port("10.1.0.1:80"), port("127.0.0.1:80")

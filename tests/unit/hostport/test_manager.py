@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.hostport.world import BRIDGE, PORT_OF_POD, Helper, Link, Somebody, World, flush, pod, port
 
 from cni_hostport.errors import HostPortError, InvalidConfig, NetfilterFailed, PortInUse
 from cni_hostport.hostport.manager import HostPortManager, PodPortMapping
 from cni_hostport.model import Family, PortMapping
-from unit.hostport.world import BRIDGE, PORT_OF_POD, Helper, Link, Somebody, World, flush, pod, port
 
 DATA = json.loads((Path(__file__).parents[2] / "data/hostport_manager.json").read_text())
 WEB = pod("web", "8080:80/tcp", "8080:80/udp")

@@ -6,9 +6,9 @@ import errno
 from collections.abc import Callable, Iterator
 
 import pytest
+from unit.hostport.world import Helper, Killed, World, flush, pod
 
 from cni_hostport.errors import HostPortError
-from unit.hostport.world import Helper, Killed, World, flush, pod
 
 Action = Callable[[Helper], object]
 

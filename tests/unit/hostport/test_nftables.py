@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 
 import pytest
+from unit.hostport.world import Helper, World, flush, pod
 
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.model import Family
 from cni_hostport.netfilter.elements import Element
 from cni_hostport.netfilter.nfreply import Chain, Rule
-from unit.hostport.world import Helper, World, flush, pod
 
 A = pod("a", "80:80", ips=("10.1.0.2/16",), interfaces=())
 B = pod("b", "81:80", ips=("10.1.0.3/16",), interfaces=())

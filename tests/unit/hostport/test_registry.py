@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from unit.hostport.world import pod
 
 from cni_hostport.hostport.record import LinkRecord, Record
 from cni_hostport.hostport.registry import Registry
-from unit.hostport.world import pod
 
 
 def record(
@@ -75,7 +75,7 @@ def test_nothing_is_left_of_ten_thousand_links() -> None:
     """Every ptp pod brings a link of its own: each trace must go with the pod."""
     registry = Registry()
     empty = sizes(registry)
-    rng = random.Random(1)  # noqa: S311
+    rng = random.Random(1)
     alive: list[Record] = []
     for number in range(1000):
         made = record(f"p{number}", f"{number + 1}:80", "53:53/udp", index=number,

@@ -16,8 +16,8 @@ from typing import Any
 
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.hostport.manager import HostPortManager
-from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.hostport.nftables import NODE, NftablesBackend
+from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.hostport.record import Record
 from cni_hostport.model import (
     Attachment,

@@ -112,7 +112,7 @@ def test_endpoints_are_the_agents() -> None:
 )
 def test_what_cannot_be_translated_is_named_with_its_line(directive: str) -> None:
     found = translate(f".:53 {{\n    {directive}\n    forward . 9.9.9.9\n}}\n")
-    name = directive.split("{")[-1].split()[0]
+    name = directive.rsplit("{", maxsplit=1)[-1].split(maxsplit=1)[0]
     assert any(note.startswith(("line 2", "line 3")) and name in note for note in found.notes), (
         found
     )
