@@ -16,6 +16,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from unit.hostport.world import Helper, World, pod
 
 from cni_hostport import shim
 from cni_hostport.helper.answer import Answer
@@ -25,7 +26,6 @@ from cni_hostport.helper.metrics import Metrics
 from cni_hostport.helper.parts import _parse
 from cni_hostport.host import queue
 from cni_hostport.host.records import RecordStore
-from unit.hostport.world import Helper, World, pod
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
 fuzz = settings(
