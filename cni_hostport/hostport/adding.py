@@ -114,7 +114,10 @@ class Adding(Managed):
             backend.assume({key: placed}, self._node)
 
     def _drop_stale_flows(self, record: Record, existing: Record | None) -> None:
-        targets = answering.flow_targets(record.attachment, self._node)
+        """UDP flows to what is mapped now, and to what the same attachment had before."""
+        targets = dict.fromkeys(answering.flow_targets(record.attachment, self._node))
+        if existing is not None:
+            targets |= dict.fromkeys(answering.flow_targets(existing.attachment, self._node))
         if not targets:
             return
         try:
@@ -122,6 +125,6 @@ class Adding(Managed):
             if existing is not None and existing.attachment.addresses != (
                 record.attachment.addresses
             ):
-                self._machine.drop_udp_from(a.ip for a in existing.attachment.addresses)
+                self._drop_flows_from(existing)
         except OSError as error:
             log.warning("stale UDP flows of %s stay: %s", record.attachment.describe(), error)
