@@ -27,7 +27,7 @@ from cni_hostport.errors import (
     UnknownContainer,
 )
 from cni_hostport.helper.answer import Answer, failure
-from cni_hostport.helper.backends import choose
+from cni_hostport.helper.backends import Working, choose
 from cni_hostport.helper.metrics import Metrics
 from cni_hostport.host import netns, queue
 from cni_hostport.hostport.manager import HostPortManager
@@ -66,7 +66,10 @@ class Core:
         """When each attachment's last ADD was done, seconds of the monotonic clock."""
         self.queue_kept = 0
         """Queued DELs that failed when they were last tried."""
-        self._leftovers: Callable[[cni.Call], None] | None = None
+        self.leftovers: Callable[[cni.Call], None] | None = None
+        """Removes what portmap keeps for a container that we know nothing of."""
+        self.working: Working | None = None
+        """Backends that work here; all of the manager's if None."""
 
     def handle(self, request: CallRequest) -> tuple[Answer, Callable[[], None] | None]:
         """Serve one call: the answer, and how to undo it if the caller is gone."""
@@ -139,7 +142,8 @@ class Core:
     ) -> tuple[Answer, Callable[[], None] | None]:
         attachment = cni.attachment_of(call)
         out = cni.result_bytes(call)
-        backend = choose(attachment.options, self.manager.backends)
+        available = self.manager.backends if self.working is None else self.working
+        backend = choose(attachment.options, available)
         if not request.alive():
             raise TryAgain("the caller went away before its ADD was begun")
         before = self.manager.registry.get(attachment.key)
@@ -201,8 +205,8 @@ class Core:
         identity = call.identity
         assert identity is not None
         self._added.pop(identity.key, None)
-        if not self.manager.detach(identity.key) and self._leftovers is not None:
-            self._leftovers(call)
+        if not self.manager.detach(identity.key) and self.leftovers is not None:
+            self.leftovers(call)
 
     def _forget_queued(self, attachment: Attachment) -> None:
         """An older DEL still in the queue must not take away what was just added."""

@@ -103,6 +103,10 @@ class Loop:
         own = {self._helper.nft.portid}
         if event.overflow or (event.ours and event.foreign(own)):
             self._look("a change of our tables", ", ".join(event.culprits(own)))
+        elif event.iptables and self._helper.manager.backends["iptables"].in_use:
+            # our own restores come here as well: known by the generation, nothing is read then
+            self._look("a change of iptables")
+        self._helper.others.note(event)
 
     def _address_event(self) -> None:
         # The worker reads the events themselves; until it has, do not ask again. Every pod

@@ -15,23 +15,32 @@ from pydantic import ValidationError
 
 from cni_hostport.errors import HostPortError
 from cni_hostport.helper import handover
+from cni_hostport.helper.backends import Working
 from cni_hostport.helper.core import Core
 from cni_hostport.helper.fdstore import FdStore
+from cni_hostport.helper.iptools import IptablesTools
 from cni_hostport.helper.machine import KernelMachine, KernelOpener
 from cni_hostport.helper.metrics import Metrics
+from cni_hostport.helper.others import Others
 from cni_hostport.helper.reconcile import Reconciler
 from cni_hostport.helper.status import Status
 from cni_hostport.helper.worker import Worker
-from cni_hostport.host import nftcmd
+from cni_hostport.host import commands, nftcmd
 from cni_hostport.host.nfevents import NftEvents
 from cni_hostport.host.nfnetlink import Nftables
 from cni_hostport.host.records import RecordStore
+from cni_hostport.hostport.backend import Backend
+from cni_hostport.hostport.forward import ForwardRules, WithForward
 from cni_hostport.hostport.holds import Holder
+from cni_hostport.hostport.iptables import IptablesBackend
 from cni_hostport.hostport.manager import HostPortManager
 from cni_hostport.hostport.nftables import NftablesBackend
 from cni_hostport.hostport.record import Record
+from cni_hostport.netfilter import nftrules
 
 log = logging.getLogger(__name__)
+
+_TOOLS = ("nft", *(f"iptables{kind}-restore" for kind in ("", "-nft", "-legacy")))
 
 
 class Helper:
@@ -43,13 +52,25 @@ class Helper:
         self.metrics = Metrics()
         self.machine = KernelMachine(self.metrics.flows_dropped)
         self.nft = Nftables()
-        backends = {"nftables": NftablesBackend(self.nft, nftcmd.load)}
+        self.iptools = IptablesTools()
+        self.nftables = NftablesBackend(self.nft, nftcmd.load)
+        forward = ForwardRules(self.iptools)
+        backends: dict[str, Backend] = {
+            "nftables": WithForward(self.nftables, forward),
+            "iptables": WithForward(IptablesBackend(self.iptools), forward),
+        }
+        self.working = Working({"nftables": self._try_nftables, "iptables": self.iptools.probe})
         self.manager = HostPortManager(KernelOpener(), backends, self.machine, self.store)
         self.core = Core(self.manager, run_dir, self.metrics)
         self.reconciler = Reconciler(self.manager, self.metrics)
+        self.others = Others(self.manager, self.machine, self.iptools)
+        self.core.working, self.core.leftovers = self.working, self.others.leftovers
+        self.reconciler.also = (self.working.look, self.others.look)
         self.status = Status(self.manager, self.reconciler, self.metrics, run_dir)
+        self.status.warnings = self.others.warnings
+        self.status.backends = self.working.known
         self.metrics.watch(self.status)
-        self.events = NftEvents()
+        self.events = NftEvents(own=self.nft.portid)
         self.worker = Worker()
         self.store_of_fds = FdStore()
         self.manager.holds.watch(self._keep)
@@ -96,12 +117,18 @@ class Helper:
             except (OSError, HostPortError) as error:
                 self.reconciler.problem = str(error)
                 log.error("not everything can be restored: %s", error)
+        self.others.look()
+
+    def _try_nftables(self) -> None:
+        """Raises NetfilterFailed where nft or the kernel cannot do it."""
+        if not self.nftables.installed:
+            nftcmd.load(nftrules.probe_text())
 
     def problem(self) -> str:
-        """Why ADD cannot be served now; empty if it can."""
-        if nftcmd.version() is None:
-            return "nft is not installed: install the package nftables"
-        return self.reconciler.problem
+        """Why ADD cannot be served now; empty if it can. Asks no tool and waits for nobody."""
+        if not any(commands.find(tool) for tool in _TOOLS):
+            return "neither nft nor iptables is installed: install nftables or iptables"
+        return self.working.problem() or self.reconciler.problem
 
 
 def _parse(key: str, content: bytes) -> Record | None:

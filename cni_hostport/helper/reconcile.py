@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from cni_hostport.errors import HostPortError
@@ -73,7 +73,10 @@ class Reconciler:
         self._manager = manager
         self._metrics = metrics
         self._backoffs = {"rules": Backoff(), "links": Backoff()}
-        self._empty_since: float | None = None
+        self._empty_since: dict[str, float] = {}
+        self._retired: set[str] = set()
+        self.also: Sequence[Callable[[], None]] = ()
+        """What else is looked at in each pass; none of them raises."""
         self._peeked = 0
         self.last = LastRepair()
         self.last_look = 0.0
@@ -120,20 +123,33 @@ class Reconciler:
         manager = self._manager
         manager.retry_deletes()
         manager.follow_addresses()
-        found = []
-        for name, backend in manager.backends.items():
-            repair = backend.repair() if backend.in_use else None
-            if repair:
-                found.append(f"{name}: {repair}")
-        if found:
-            manager.drop_gap_flows()
-            self._mended("rules", found, why, culprit)
+        error = self._rules(why, culprit)
         self._links(why)
         for key, ports in manager.retry_waiting().items():
             record = manager.registry.get(key)
             owner = record.attachment.describe() if record else key
             log.info("now held for %s: %s", owner, ", ".join(sorted(map(str, ports))))
         self._retire()
+        for look in self.also:
+            look()
+        if error is not None:
+            raise error
+
+    def _rules(self, why: str, culprit: str) -> Exception | None:
+        """Repair each backend; one that cannot does not keep the other from it."""
+        found, failed = [], None
+        for name, backend in self._manager.backends.items():
+            try:
+                repair = backend.repair() if backend.in_use else None
+            except (OSError, HostPortError) as error:
+                failed = error
+                continue
+            if repair:
+                found.append(f"{name}: {repair}")
+        if found:
+            self._manager.drop_gap_flows()
+            self._mended("rules", found, why, culprit)
+        return failed
 
     def _links(self, why: str, names: Collection[str] | None = None) -> None:
         if self._backoffs["links"].delay(time.monotonic()) > 0:
@@ -159,18 +175,17 @@ class Reconciler:
 
     def _retire(self) -> None:
         """Empty tables go some seconds after the last pod, not with it: the next one is faster."""
-        if len(self._manager.registry):
-            self._empty_since = None
-            return
         now = time.monotonic()
-        if self._empty_since is None:
-            self._empty_since = now
-        if now - self._empty_since >= RETIRE_AFTER:
-            for backend in self._manager.backends.values():
+        for name, backend in self._manager.backends.items():
+            if backend.in_use:
+                self._empty_since.pop(name, None)
+                self._retired.discard(name)
+            elif now - self._empty_since.setdefault(name, now) >= RETIRE_AFTER:
                 if backend.retire():
-                    log.info("no attachments left: shared rules removed")
+                    log.info("no attachments left: shared rules of %s removed", name)
+                self._retired.add(name)
 
     @property
     def wants_retire(self) -> bool:
         """Whether a look some seconds from now would remove empty tables."""
-        return not len(self._manager.registry)
+        return not self._retired.issuperset(self._empty_since)

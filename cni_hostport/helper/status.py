@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ class Status:
         self._started = time.time()
         self._netns = ownnetns.cookie()
         self._instance = os.environ.get("CNI_HOSTPORT_INSTANCE", "")
+        self.warnings: Callable[[], list[str]] = list
+        """What other managers of host ports do on this node."""
+        self.backends: Callable[[], Iterable[str]] = lambda: manager.backends
+        """Backends that new attachments may get."""
 
     def document(self) -> dict[str, Any]:
         """Everything ``status --json`` prints but connections, which the command counts."""
@@ -59,6 +63,7 @@ class Status:
                 "lastTime": last.when or None,
                 "last": last.what,
             },
+            "warnings": self.warnings(),
             "queue": len(queue.names(self._run_dir)),
             "nodeCache": node_cache(self._run_dir),
         }
@@ -67,7 +72,7 @@ class Status:
         """The backend in use for a family; before the first attachment those that work here."""
         records = list(self._manager.registry)
         used: set[str] = {r.backend for r in records if r.attachment.address(family)}
-        return ",".join(sorted(used or set(self._manager.backends))) or "none"
+        return ",".join(sorted(used or self.backends())) or "none"
 
     def _mappings(self, record: Record) -> Iterator[dict[str, Any]]:
         attachment, identity = record.attachment, record.attachment.identity

@@ -29,6 +29,7 @@ class NftEvent:
     the kernel itself). ``created``: names of other tables that appeared.
     ``processes``: name of the process behind each port id that committed
     something (15 characters at most). ``generation``: the newest seen, or 0.
+    ``iptables``, ``portmap``: as in ``EventDigest``.
     """
 
     overflow: bool
@@ -37,6 +38,8 @@ class NftEvent:
     created: frozenset[str]
     processes: Mapping[int, str]
     generation: int
+    iptables: bool = False
+    portmap: bool = False
 
     def foreign(self, own: Collection[int]) -> bool:
         """Whether somebody other than the sockets ``own`` touched our tables."""
@@ -48,11 +51,17 @@ class NftEvent:
 
 
 class NftEvents:
-    """A socket that hears every change of the namespace's ruleset. Raises OSError."""
+    """A socket that hears every change of the namespace's ruleset. Raises OSError.
 
-    def __init__(self, table: str = TABLE) -> None:
+    ``own``: port id of a socket whose changes need not be told; it would wake its owner
+    for each of its own transactions.
+    """
+
+    def __init__(self, table: str = TABLE, own: int | None = None) -> None:
         self._table = table
         self._sock = NetfilterSocket(_BUFFER, _GROUP_NFTABLES)
+        if own is not None:
+            self._sock.ignore(own)
 
     def fileno(self) -> int:
         """The descriptor, for an event loop: readable means that something happened."""
@@ -88,4 +97,6 @@ class NftEvents:
             frozenset(digest.created),
             digest.processes,
             digest.generation,
+            digest.iptables,
+            digest.portmap,
         )

@@ -15,18 +15,19 @@ from typing import Any, Protocol
 
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.hostport.backend import Repair
-from cni_hostport.hostport.nftplan import attachment_elements, node_elements
+from cni_hostport.hostport.nftplan import node_elements
+from cni_hostport.hostport.nftstate import Snapshot, difference, is_whole, numbered, planned, same
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
-from cni_hostport.hostport.wanted import Owners, Place, Wanted, first, is_owner
+from cni_hostport.hostport.profiles import Profiles
+from cni_hostport.hostport.wanted import Place, Wanted, first
 from cni_hostport.model import Family
-from cni_hostport.netfilter import nftrules
+from cni_hostport.netfilter import nftprofiles, nftrules
 from cni_hostport.netfilter.elements import Element, describe
 
 log = logging.getLogger(__name__)
 
 NODE = "node"
-Snapshot = tuple[Any, ...]
 
 
 class Tables(Protocol):
@@ -55,6 +56,7 @@ class NftablesBackend:
         self._wanted = Wanted()
         self._snapshot: Snapshot | None = None
         self._owed: Repair | None = None
+        self._profiles = Profiles()
 
     @property
     def installed(self) -> bool:
@@ -72,14 +74,39 @@ class NftablesBackend:
 
     def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Remember what attachments want without touching the kernel (start-up)."""
-        self._assume({NODE: node_elements(node, NODE), **_planned(changes, node)})
+        self._profiles.ask(changes)
+        self._assume({NODE: node_elements(node, NODE), **planned(changes, node)})
 
     def place(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Make each attachment's elements what it now wants, in one transaction.
 
-        Raises NetfilterFailed (code 102) with nothing changed.
+        Raises NetfilterFailed (code 102) with nothing changed. Conditions that
+        nobody had before, or has any more, are a transaction of their own.
         """
-        self._apply(_planned(changes, node))
+        before = self._profiles.ask(changes)
+        try:
+            if self.installed and self._profiles.missing:
+                self._reload()
+            self._apply(planned(changes, node))
+        except NetfilterFailed:
+            self._profiles.put_back(before)
+            self._drop_profiles()
+            raise
+        self._drop_profiles()
+
+    def _drop_profiles(self) -> None:
+        if self.installed and self._profiles.surplus:
+            try:
+                self._reload()
+            except (OSError, NetfilterFailed) as error:
+                log.error("conditions that nobody has any more stay: %s", error)
+
+    def _reload(self) -> None:
+        """Rules anew, with the profiles that are wanted now and without any other."""
+        chains = {f: [c.name for c in self._tables.chains(f)] for f in Family}
+        self._load(nftrules.tables_text() + self._profiles.text(chains))
+        self._profiles.loaded()
+        self._snapshot = self._look()
 
     def set_node(self, node: NodeView) -> None:
         """Follow the node's addresses: which are answered, which are excluded."""
@@ -121,7 +148,7 @@ class NftablesBackend:
         old = self._kernel_view(changes, before)
         self._assume(changes)
         new = self._kernel_view(changes, before)
-        add, delete = _difference(old, new)
+        add, delete = difference(old, new)
         if not add and not delete:
             return
         if self.installed:
@@ -161,22 +188,24 @@ class NftablesBackend:
         except (OSError, ValueError) as error:
             # a set of our name that is not as we declare it (size, flags, key)
             log.warning("elements refused (%s): tables are made anew", error)
-            self._load(nftrules.fresh_tables_text())
-            self._snapshot = self._look()
+            self._load_fresh()
             self._repair_elements(report)
         return report
 
+    def _load_fresh(self) -> None:
+        self._load(nftrules.fresh_tables_text() + self._profiles.text({}))
+        self._profiles.loaded()
+        self._snapshot = self._look()
+
     def _install(self) -> None:
         try:
-            self._load(nftrules.tables_text())
-            self._snapshot = self._look()
-            whole = _is_whole(self._snapshot)
+            self._reload()
+            whole = is_whole(self._snapshot, self._profiles.wanted)
         except NetfilterFailed:
             whole = False
         if not whole:
             # somebody made a set or chain of our name with another type, or one of his own
-            self._load(nftrules.fresh_tables_text())
-            self._snapshot = self._look()
+            self._load_fresh()
 
     def _look(self) -> Snapshot | None:
         """Chains and rules of both tables, comparable; None where one is absent."""
@@ -186,7 +215,7 @@ class NftablesBackend:
             return tuple(
                 (
                     f,
-                    tuple(sorted((r.chain, n, r.expressions) for n, r in _numbered(rules))),
+                    tuple(sorted((r.chain, n, r.expressions) for n, r in numbered(rules))),
                     tuple(sorted((c.name, c.type, c.hook, c.priority, c.policy) for c in chains)),
                 )
                 for f in Family
@@ -201,11 +230,11 @@ class NftablesBackend:
         add: list[Element] = []
         delete: list[Element] = []
         for family in Family:
-            for name in nftrules.SETS:
+            for name in nftprofiles.sets_of(family, self._profiles.wanted):
                 mine = dict(self._wanted.of_set(family, name))
                 for found in self._tables.dump(family, name):
                     have = mine.get(found.key)
-                    if have is not None and _same(found, have):
+                    if have is not None and same(found, have):
                         del mine[found.key]
                         self._wanted.put_first(found)
                     else:
@@ -235,7 +264,7 @@ class NftablesBackend:
         for element, there in zip(elements, found, strict=True):
             if there is None:
                 missing.append(f"element {describe(element)}")
-            elif not _same(there, self._wanted.at(element.place)):
+            elif not same(there, self._wanted.at(element.place)):
                 missing.append(f"element {describe(element)} (found {describe(there)})")
         return missing
 
@@ -247,6 +276,7 @@ class NftablesBackend:
         if there:
             self._tables.delete_tables()
         self._snapshot = None
+        self._profiles.gone()
         return there
 
     def _kernel_view(
@@ -261,54 +291,3 @@ class NftablesBackend:
                 if wanted is not None:
                     view[key] = wanted
         return view
-
-
-def _planned(
-    changes: Mapping[str, Placed | None], node: NodeView
-) -> dict[str, tuple[Element, ...]]:
-    return {k: attachment_elements(p, node) if p else () for k, p in changes.items()}
-
-
-def _numbered(rules: Sequence[Any]) -> list[tuple[int, Any]]:
-    """Rules with their place inside their own chain: order is meaning."""
-    seen: dict[str, int] = {}
-    out = []
-    for rule in rules:
-        seen[rule.chain] = seen.get(rule.chain, -1) + 1
-        out.append((seen[rule.chain], rule))
-    return out
-
-
-def _difference(
-    old: Mapping[Place, Element], new: Mapping[Place, Element]
-) -> tuple[list[Element], list[Element]]:
-    delete = [e for k, e in old.items() if new.get(k) != e]
-    add = [e for k, e in new.items() if old.get(k) != e]
-    return add, delete
-
-
-def _is_whole(snapshot: Snapshot | None) -> bool:
-    """Whether our chains hold our number of rules, and no hook leads to another chain."""
-    if snapshot is None:
-        return False
-    for family, rules, chains in snapshot:
-        wanted = nftrules.rule_count(family)
-        counts = {name: 0 for name, _, hook, *_ in chains if hook is not None or name in wanted}
-        for chain, _, _ in rules:
-            if chain in counts:
-                counts[chain] += 1
-        if counts != wanted:
-            return False
-    return True
-
-
-def _same(found: Element, owners: Owners | None) -> bool:
-    """Whether the kernel's element is what one of the owners wants."""
-    if owners is None:
-        return False
-    wanted = first(owners)
-    return (
-        found.data == wanted.data
-        and found.key_end == wanted.key_end
-        and is_owner(owners, found.comment)
-    )

@@ -24,6 +24,7 @@ from cni_hostport.model import (
 from cni_hostport.netfilter import elements as nft
 from cni_hostport.netfilter import nftrules as rules
 from cni_hostport.netfilter.elements import Element
+from cni_hostport.netfilter.nftprofiles import Profile, profile_of
 
 
 def attachment_elements(placed: Placed, node: NodeView) -> tuple[Element, ...]:
@@ -46,12 +47,22 @@ def attachment_elements(placed: Placed, node: NodeView) -> tuple[Element, ...]:
     return tuple(dict.fromkeys(out))
 
 
+def attachment_profiles(placed: Placed) -> frozenset[Profile]:
+    """Profiles whose maps hold the attachment's mappings."""
+    attachment = placed.attachment
+    families = {c.family for c in attachment.claims()}
+    found = (profile_of(attachment.options, f) for f in families)
+    return frozenset(p for p in found if p is not None)
+
+
 def _port_elements(
     claim: HostPort, data: bytes, placed: Placed, node: NodeView
 ) -> Iterator[Element]:
     options, key, family = placed.attachment.options, placed.key, claim.family
+    profile = profile_of(options, family)
+    ports, hostip_ports = profile.maps if profile else (rules.PORTS, rules.HOSTIP_PORTS)
     if claim.address is None and not is_listed(options, claim.port):
-        yield Element(family, rules.PORTS, nft.port_key(claim.protocol, claim.port), data, key)
+        yield Element(family, ports, nft.port_key(claim.protocol, claim.port), data, key)
         return
     if claim.address is None:
         addresses = answered_addresses(family, options, node)
@@ -60,7 +71,7 @@ def _port_elements(
     usual = _usually_answered(family, node)
     for address in addresses:
         lookup = nft.addr_port_key(address, claim.protocol, claim.port)
-        yield Element(family, rules.HOSTIP_PORTS, lookup, data, key)
+        yield Element(family, hostip_ports, lookup, data, key)
         if address not in usual and not address.is_loopback:
             # answered by this attachment's own options only: masquerade must know it too
             yield Element(family, rules.ANSWERING, nft.addr_key(address), None, key)

@@ -1,0 +1,80 @@
+"""What the CNI plugin portmap left for one container: found by its own naming. Pure.
+
+portmap's chain of a container is ``CNI-DN-`` and 21 hexadecimal digits of
+sha512(network name + container ID); in its nft tables every rule carries the
+container ID as comment. Never proposes to touch another container's rules, nor
+the chains that its containers share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+
+from cni_hostport.hostport.iptdiff import Difference, remove_chain, table_of
+from cni_hostport.model import IPAddress
+from cni_hostport.netfilter import restore
+from cni_hostport.netfilter.restore import Rule, Table
+
+TABLE = "cni_hostport"
+TOP_CHAIN = "CNI-HOSTPORT-DNAT"
+_PREFIXES = ("CNI-DN-", "CNI-SN-")
+_DIGITS = 21
+
+
+def container_chains(network: str, container_id: str) -> tuple[str, ...]:
+    """Names of the chains portmap makes for a container (the second: very old versions)."""
+    digest = hashlib.sha512((network + container_id).encode("utf-8", "surrogateescape"))
+    return tuple(prefix + digest.hexdigest()[:_DIGITS] for prefix in _PREFIXES)
+
+
+def is_portmaps(chains: Iterable[str]) -> bool:
+    """Whether portmap has mappings among these chains."""
+    return any(name.startswith(_PREFIXES) for name in chains)
+
+
+def removal(tables: Mapping[str, Table], network: str, container_id: str) -> Difference:
+    """Changes that take the container's chains away, and every jump to them."""
+    out, nat = Difference(), table_of(tables, "nat")
+    mine = [c for c in container_chains(network, container_id) if c in nat.chains]
+    for chain in nat.chains.values():
+        for rule in chain.rules if mine else ():
+            if rule.target in mine:
+                out.drop.append(("nat", restore.Delete(chain.name, rule.args)))
+    for name in mine:
+        remove_chain("nat", name, out)
+    return out
+
+
+def udp_targets(
+    tables: Mapping[str, Table], network: str, container_id: str
+) -> tuple[IPAddress, ...]:
+    """Pod addresses to which the container's chains lead UDP."""
+    found: dict[IPAddress, None] = {}
+    nat = table_of(tables, "nat")
+    for name in container_chains(network, container_id):
+        found.update(dict.fromkeys(_addresses(nat.rules(name))))
+    return tuple(found)
+
+
+def _addresses(rules: Iterable[Rule]) -> Iterable[IPAddress]:
+    for rule in rules:
+        if rule.value("-p") != "udp":
+            continue
+        text = (rule.value("--to-destination") or "").rpartition(":")[0].strip("[]")
+        if text:
+            yield ip_address(text)
+
+
+def nft_removal(rules: Mapping[str, Iterable[tuple[str, int, str]]], container_id: str) -> str:
+    """Text for nft that deletes the container's rules.
+
+    ``rules``: by family word (``ip``, ``ip6``), each rule's chain, handle and comment.
+    """
+    return "".join(
+        f"delete rule {family} {TABLE} {chain} handle {handle}\n"
+        for family, found in rules.items()
+        for chain, handle, comment in found
+        if comment == container_id
+    )
