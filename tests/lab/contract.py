@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lab.chain import Json, Reply
-from lab.node import SAFE_PATH
+from lab.node import SAFE_PATH, wait_for
 from lab.stage import TYPE, Stage
 
 VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -111,6 +111,8 @@ class Caller:
         for _ in range(10):
             if self.verb("STATUS", conf("STATUS"), **env).status == 0:
                 break
+        # one that came second leaves again at once
+        assert wait_for(lambda: len(self.stage.node.helpers()) == 1, 10)
         (helper,) = self.stage.node.helpers()
         return helper
 

@@ -127,12 +127,29 @@ def queued(call: Caller, document: Json = GOOD, **env: str | None) -> None:
     assert len(queue(call)) == before + 1
 
 
-@pytest.mark.parametrize("kind", ["as ADD", "containerd, remove", "mappings that are nonsense"])
-def test_a_queued_del_is_done_by_the_next_helper(call: Caller, kind: str) -> None:
-    succeeded(call.verb("ADD", GOOD), silent=False)
+def test_queued_dels_are_done_by_the_next_helper(call: Caller) -> None:
+    """Several forms at once: each succeeds in time and waits in a file of its own."""
+    kinds = ("as ADD", "containerd, remove", "mappings that are nonsense", "no version")
+    for number, _ in enumerate(kinds):
+        document = conf(**ports(mapping(PORT + number, 80), mapping(PORT + number, 80, "udp")))
+        succeeded(call.verb("ADD", document, CNI_CONTAINERID=f"c{number}"), silent=False)
     spoil(call)
-    document, env = form(kind)
-    queued(call, document, **env)
+    begin = time.monotonic()
+    processes = []
+    for number, kind in enumerate(kinds):
+        document, env = form(kind)
+        process = call.start(env_of("DEL", **{"CNI_CONTAINERID": f"c{number}", **env}))
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(document).encode())
+        process.stdin.close()
+        process.stdin = None
+        processes.append(process)
+    for process in processes:
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (0, b"")
+        assert b"queued" in err
+    assert time.monotonic() - begin < 6
+    assert len(queue(call)) == len(kinds)
     mend(call)
     call.warm()
     assert wait_for(lambda: not queue(call))
