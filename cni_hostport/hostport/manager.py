@@ -341,7 +341,7 @@ class HostPortManager:
 
     def _drop_stale_flows(self, record: Record, existing: Record | None) -> None:
         targets = answering.flow_targets(record.attachment, self._node)
-        if not targets:
+        if not targets or (existing is not None and _same_ways(existing, record)):
             return
         try:
             self._machine.drop_udp_to(targets)
@@ -471,6 +471,12 @@ class HostPortManager:
     def node(self) -> NodeView:
         """The node's addresses as last taken in."""
         return self._node
+
+
+def _same_ways(existing: Record, record: Record) -> bool:
+    """Whether every host port leads where it led before: its flows are not stale."""
+    old, new = existing.attachment, record.attachment
+    return old.addresses == new.addresses and old.mappings == new.mappings
 
 
 def _same_content(
