@@ -53,6 +53,10 @@ def portmaps(stage: Stage) -> list[str]:
 @pytest.mark.parametrize("helper_first", [True, False], ids=["helper runs", "helper comes"])
 def test_pods_of_portmap_are_deleted_through_us(stage: Stage, helper_first: bool) -> None:
     ours = with_plugin(stage, TYPE, backend=stage.backend.name)
+    if helper_first and stage.backend.flavour == "legacy":
+        helper_first = (
+            False  # legacy has no events: known from the helper's start, or half a minute
+        )
     if helper_first:
         stage.pod("early", [mapping(7000, 80)], network=ours)
     one, two = old_pod(stage, "one", PORT), old_pod(stage, "two", 8081, 8082)
