@@ -30,6 +30,9 @@ CALM = 60.0
 PEEKS = 4
 """Links looked at every half second, in turn: 0.02 ms each."""
 
+PEACE = 2.0
+"""Seconds without damage, beyond the wait of the moment, that forgive one repair."""
+
 MAX_BACKOFF = 30.0
 RETIRE_AFTER = 5.0
 """Seconds without any attachment after which our empty tables go."""
@@ -37,19 +40,28 @@ RETIRE_AFTER = 5.0
 
 @dataclass(slots=True)
 class Backoff:
-    """How long to wait before mending again: 0, 0, 0, then 0.5 s doubling to 30 s."""
+    """How long to wait before mending again: 0, 0, 0, then 0.5 s doubling to 30 s.
+
+    Somebody who fights comes back at once; damage after ``PEACE`` is more likely
+    another reload of a firewall, and one repair is forgiven.
+    """
 
     repairs: int = 0
     last: float = 0.0
+    forgiven: float = 0.0
 
     def delay(self, now: float) -> float:
         """Seconds until the next repair is due."""
         if now - self.last > CALM:
             self.repairs = 0
+        elif now - max(self.last, self.forgiven) > PEACE + self._wait():
+            self.repairs, self.forgiven = max(0, self.repairs - 1), now
         if self.repairs < 3:
             return 0.0
-        due = self.last + min(0.5 * 2.0 ** (self.repairs - 3), MAX_BACKOFF)
-        return max(0.0, due - now)
+        return max(0.0, self.last + self._wait() - now)
+
+    def _wait(self) -> float:
+        return min(0.5 * 2.0 ** (self.repairs - 3), MAX_BACKOFF) if self.repairs >= 3 else 0.0
 
     def repaired(self, now: float) -> bool:
         """Count a repair; True when this is the one to warn about."""

@@ -118,7 +118,7 @@ class Adding(Managed):
         targets = dict.fromkeys(answering.flow_targets(record.attachment, self._node))
         if existing is not None:
             targets |= dict.fromkeys(answering.flow_targets(existing.attachment, self._node))
-        if not targets:
+        if not targets or (existing is not None and _same_ways(existing, record)):
             return
         try:
             self._machine.drop_udp_to(targets)
@@ -128,3 +128,13 @@ class Adding(Managed):
                 self._drop_flows_from(existing)
         except OSError as error:
             log.warning("stale UDP flows of %s stay: %s", record.attachment.describe(), error)
+
+
+def _same_ways(one: Record, other: Record) -> bool:
+    """Whether both translate alike, so that no flow of the one is stale under the other."""
+    before, after = one.attachment, other.attachment
+    return (
+        before.mappings == after.mappings
+        and before.addresses == after.addresses
+        and before.options.model_copy({"backend": after.options.backend}) == after.options
+    )
