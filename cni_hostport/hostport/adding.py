@@ -15,6 +15,7 @@ from cni_hostport.hostport import answering
 from cni_hostport.hostport.backend import Backend
 from cni_hostport.hostport.holds import PendingChange
 from cni_hostport.hostport.managed import Managed
+from cni_hostport.hostport.node import PodLink
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.record import Record, link_record
 from cni_hostport.model import Attachment
@@ -42,8 +43,8 @@ class Adding(Managed):
         cookie: int | None,
         existing: Record | None,
         undo: ExitStack,
-    ) -> Record:
-        """The record of what is about to be done, before it is done."""
+    ) -> tuple[Record, PodLink]:
+        """The record of what is about to be done, before it is done; the link as it was seen."""
         try:
             link = self._machine.pod_link(attachment)
         except OSError as error:
@@ -55,10 +56,10 @@ class Adding(Managed):
             netns_cookie=cookie,
             link=link_record(link),
         )
-        record = self._links.plan(record, existing, self._node)
+        record = self._links.plan(record, existing, self._node, link)
         undo.callback(self._discard, record.key)
         self._store_call(self._store.prepare, record.key, record.model_dump_json().encode())
-        return record
+        return record, link
 
     def _discard(self, key: str) -> None:
         try:
@@ -79,11 +80,12 @@ class Adding(Managed):
         existing: Record | None,
         placed: Placed,
         before: Placed | None,
+        seen: PodLink,
         undo: ExitStack,
     ) -> None:
         """Link flags and rules of the new record in place of the existing one's."""
         undo.callback(self._links.release, record, keep=existing)
-        self._links.use(record)
+        self._links.use(record, seen)
         backend = self._backend(record)
         old = self._backend(existing) if existing is not None else backend
         if old is not backend:

@@ -98,12 +98,12 @@ class HostPortManager(Adding, Following):
         with ExitStack() as undo:
             held = self.holds.held(attachment.key)
             change = self._hold(attachment, undo)
-            record = self._prepare(attachment, backend, netns_cookie, existing, undo)
+            record, seen = self._prepare(attachment, backend, netns_cookie, existing, undo)
             placed = Placed(attachment, record.pod_link(), change.held)
             before = None
             if existing is not None:
                 before = Placed(existing.attachment, existing.pod_link(), held)
-            self._program(record, existing, placed, before, undo)
+            self._program(record, existing, placed, before, seen, undo)
             self._drop_stale_flows(record, existing)
             self._store_call(self._store.commit, record.key)
             undo.pop_all()

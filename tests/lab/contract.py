@@ -106,6 +106,14 @@ class Caller:
         """A good call of that verb, with these differences."""
         return self(env_of(verb, **env), conf(verb) if document is None else document)
 
+    def warm(self, **env: str | None) -> int:
+        """Have a helper, however loaded the machine is; its process id."""
+        for _ in range(10):
+            if self.verb("STATUS", conf("STATUS"), **env).status == 0:
+                break
+        (helper,) = self.stage.node.helpers()
+        return helper
+
     def start(self, env: Mapping[str, str], **popen: Any) -> subprocess.Popen[bytes]:
         """Start a call with pipes; the caller feeds and reaps it."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | popen

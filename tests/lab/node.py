@@ -166,7 +166,7 @@ class Node:
     # -- doing things in it -------------------------------------------------------------------
 
     def _enter(self, netns: str | None) -> list[str]:
-        command = ["nsenter", *(option.format(pid=self.pid) for option in self.JOIN)]
+        command = ["/usr/bin/nsenter", *(option.format(pid=self.pid) for option in self.JOIN)]
         return [*command, f"--net={self.namespace_path(netns)}", "--"]
 
     def popen(
