@@ -132,7 +132,12 @@ class Loop:
 
     def _submit_look(self, why: str, culprit: str) -> None:
         self._look_due = False
-        self._helper.worker.submit(lambda: self._helper.reconciler.look(why, culprit))
+
+        def job() -> None:
+            if self._helper.reconciler.look(why, culprit):
+                self._loop.call_soon_threadsafe(self._look, why, culprit)
+
+        self._helper.worker.submit(job)
 
     def _every_interval(self) -> None:
         self._look("interval")
