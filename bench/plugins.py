@@ -33,7 +33,7 @@ class Plugin:
 
     def binary(self):
         """The executable as the node sees it."""
-        if self.name.startswith("launcher"):
+        if "launcher" in self.name:
             return "/run/launcher/cni-hostport"
         if self.ours:
             return str(BUNDLE / "cni-hostport")

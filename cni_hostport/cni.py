@@ -30,7 +30,7 @@ from cni_hostport.errors import (
     InvalidNetns,
     IOFailure,
 )
-from cni_hostport.model import Attachment, AttachmentID, PodAddress, PodRef, ReservePorts
+from cni_hostport.model import Attachment, AttachmentID, PodRef, ReservePorts
 
 SUPPORTED_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 NO_VERSION = "0.1.0"
@@ -186,7 +186,7 @@ def attachment_of(call: Call) -> Attachment:
         identity=identity,
         pod=PodRef(namespace=args.get("K8S_POD_NAMESPACE", ""), name=args.get("K8S_POD_NAME", "")),
         netns=call.netns,
-        addresses=tuple(PodAddress.of(a) for a in addresses),
+        addresses=addresses,
         mappings=mappings,
         options=options,
         interfaces=interfaces,
