@@ -131,7 +131,7 @@ class Adding(Managed):
 
 
 def _same_ways(one: Record, other: Record) -> bool:
-    """Whether both translate alike, so that no flow of the one is stale under the other."""
+    """Whether every host port leads where it led before: its flows are not stale."""
     before, after = one.attachment, other.attachment
     return (
         before.mappings == after.mappings
