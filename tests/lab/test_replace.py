@@ -113,7 +113,9 @@ class Manager:
     def take(self, until: str) -> None:
         """Read messages up to one that holds this text."""
         while True:
-            data, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_SPACE(253 * 4))
+            data, ancillary, _, _ = self._sock.recvmsg(
+                4096, socket.CMSG_SPACE(253 * 4), socket.MSG_CMSG_CLOEXEC
+            )
             fields = dict(line.split("=", 1) for line in data.decode().splitlines())
             fds = array.array("i")
             for _, _, payload in ancillary:
@@ -179,6 +181,8 @@ def test_the_service_managers_store_keeps_sockets_while_no_helper_runs(
     pod.network.check(pod.at)
     assert stage.ask(NODE4, PORT).server == "web"
     assert stage.call("DEL", stage.config(pod), pod.at).status == 0
+    manager.take("FDSTOREREMOVE")
+    assert manager.kept == {}
     assert [r for r in who if r.wins(stage.node, PORT)] == who
 
 
