@@ -393,7 +393,7 @@ def test_auto_takes_iptables_where_nft_does_not_work() -> None:
         assert "KUBE-HP-" in saved(stage)
         assert status(stage)["backend"] == {"ip": "iptables", "ip6": "iptables"}
         error = stage.refused(
-            "other", [mapping(9000, 80)], network=stage.network(backend="nftables")
+            "rival", [mapping(9000, 80)], network=stage.network(backend="nftables")
         )
         assert error.code == 7
         assert (
