@@ -140,7 +140,7 @@ def test_queued_dels_are_done_by_the_next_helper(call: Caller) -> None:
         document, env = form(kind)
         process = call.start(env_of("DEL", **{"CNI_CONTAINERID": f"c{number}", **env}))
         assert process.stdin is not None
-        process.stdin.write(json.dumps(document).encode())
+        process.stdin.write(json.dumps(call.document(document)).encode())
         process.stdin.close()
         process.stdin = None
         processes.append(process)
@@ -210,7 +210,7 @@ def test_a_newer_add_wins_over_a_del_that_gave_up(call: Caller) -> None:
     queued(call)
     again = call.start(env_of("ADD"))
     assert again.stdin is not None
-    again.stdin.write(json.dumps(GOOD).encode())
+    again.stdin.write(json.dumps(call.document(GOOD)).encode())
     again.stdin.close()
     again.stdin = None
     time.sleep(0.3)

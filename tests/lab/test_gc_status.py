@@ -125,7 +125,7 @@ def test_an_add_under_way_is_spared(call: Caller) -> None:
     os.kill(helper, signal.SIGSTOP)
     try:
         adding = call.start(env_of("ADD", CNI_CONTAINERID="new"))
-        feed(adding, conf(**ports(mapping(8002, 80))))
+        feed(adding, call.document(conf(**ports(mapping(8002, 80)))))
         time.sleep(0.3)
         collecting = call.start(env_of("GC"))
         feed(collecting, conf("GC", **{NEW: []}))
@@ -233,7 +233,7 @@ def test_status_of_a_busy_helper(call: Caller) -> None:
     """A tool that takes long holds the worker up, not the answer."""
     tool = slow_tool(call)
     adding = call.start(env_of("ADD"))
-    feed(adding, conf(**ports(mapping(8080, 80))))
+    feed(adding, call.document(conf(**ports(mapping(8080, 80)))))
     assert wait_for(lambda: call.stage.node.path("/run/slow").exists(), 10)
     for _ in range(3):
         status(call, UP)

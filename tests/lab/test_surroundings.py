@@ -20,11 +20,12 @@ from typing import Any
 
 import pytest
 
+from lab.chain import Json
 from lab.contract import Caller, conf, env_of, failed, ports, result_of, succeeded
 from lab.node import SAFE_PATH, wait_for
 from lab.stage import RUN_DIR, Stage, mapping
 
-BODY = json.dumps(conf(**ports(mapping(8080, 80)))).encode()
+BODY = conf(**ports(mapping(8080, 80)))
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,12 @@ class End:
         return json.loads(self.out)
 
 
-def run(call: Caller, env: dict[str, str], around: Around, data: bytes = BODY) -> End:
+def encoded(call: Caller, document: Json) -> bytes:
+    """What goes into stdin."""
+    return json.dumps(call.document(document)).encode()
+
+
+def run(call: Caller, env: dict[str, str], around: Around, document: Json = BODY) -> End:
     """One call; waits for the end of its pipes, not for its helper."""
     path = {} if around.path is None else {"PATH": around.path}
     begin = time.monotonic()
@@ -121,7 +127,7 @@ def run(call: Caller, env: dict[str, str], around: Around, data: bytes = BODY) -
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    return reap(process, data, begin)
+    return reap(process, encoded(call, document), begin)
 
 
 def reap(process: subprocess.Popen[bytes], data: bytes, begin: float) -> End:
@@ -189,7 +195,7 @@ def test_surroundings(call: Caller, kind: str) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
     well(run(call, env_of("ADD"), around))
     assert run(call, env_of("CHECK"), around).status == 0
-    assert run(call, env_of("STATUS"), around, json.dumps(conf("STATUS")).encode()).status == 0
+    assert run(call, env_of("STATUS"), around, conf("STATUS")).status == 0
     end = run(call, env_of("DEL"), around)
     assert (end.status, end.out, end.err) == (0, b"", b""), end
     assert one_helper(call) == helper
@@ -207,7 +213,7 @@ def test_hardly_any_descriptors(call: Caller, files: int) -> None:
             assert (end.status, end.out) == (0, b""), end
         elif end.status:
             assert end.json["code"] == 11, end
-    succeeded(call.verb("ADD", json.loads(BODY)), silent=False)
+    succeeded(call.verb("ADD", BODY), silent=False)
     succeeded(call.verb("DEL"))
     one_helper(call)
 
@@ -252,7 +258,7 @@ def test_a_reader_that_left(call: Caller, first: bool) -> None:
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
-    _, err = process.communicate(BODY, timeout=40)
+    _, err = process.communicate(encoded(call, BODY), timeout=40)
     assert process.returncode == 1
     assert b"Traceback" not in err
     one_helper(call)
@@ -265,7 +271,7 @@ def test_a_writer_that_never_ends(call: Caller) -> None:
     call.warm()
     process = call.start(env_of("ADD"))
     assert process.stdin is not None
-    process.stdin.write(BODY)
+    process.stdin.write(encoded(call, BODY))
     process.stdin.flush()
     time.sleep(0.3)
     assert process.poll() is None
@@ -281,7 +287,7 @@ def test_sixteen_calls_at_once_start_one_helper(call: Caller) -> None:
     for number in range(16):
         process = call.start(env_of("ADD", CNI_CONTAINERID=f"c{number}"))
         assert process.stdin is not None
-        process.stdin.write(json.dumps(conf(**ports(mapping(9000 + number, 80)))).encode())
+        process.stdin.write(encoded(call, conf(**ports(mapping(9000 + number, 80)))))
         process.stdin.close()
         process.stdin = None
         processes.append(process)
@@ -299,7 +305,7 @@ def test_a_call_that_is_killed(call: Caller, number: signal.Signals, delay: floa
     """P15: at any moment of the call that starts the helper; then DEL cleans up."""
     process = call.start(env_of("ADD"))
     assert process.stdin is not None
-    process.stdin.write(BODY)
+    process.stdin.write(encoded(call, BODY))
     process.stdin.close()
     process.stdin = None
     time.sleep(delay)
@@ -308,8 +314,8 @@ def test_a_call_that_is_killed(call: Caller, number: signal.Signals, delay: floa
     succeeded(call.verb("DEL"))
     one_helper(call)
     assert wait_for(lambda: call.stage.records() == {})
-    succeeded(call.verb("ADD", json.loads(BODY)), silent=False)
-    succeeded(call.verb("CHECK", json.loads(BODY)))
+    succeeded(call.verb("ADD", BODY), silent=False)
+    succeeded(call.verb("CHECK", BODY))
     succeeded(call.verb("DEL"))
 
 
@@ -332,7 +338,7 @@ BAD_RUN: dict[str, Callable[[Stage], Sequence[str]]] = {
 @pytest.mark.parametrize("kind", BAD_RUN)
 def test_a_run_directory_that_cannot_be_used(call: Caller, kind: str) -> None:
     call.stage.node.run(*BAD_RUN[kind](call.stage))
-    reply = call.verb("ADD", json.loads(BODY))
+    reply = call.verb("ADD", BODY)
     failed(reply, 11)
     reply = call.verb("DEL")
     succeeded(reply)
