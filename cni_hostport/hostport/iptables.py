@@ -163,7 +163,9 @@ class IptablesBackend:
         missing: list[str] = []
         for family, rules in self.rules_of(key).items():
             if not self._kernel.is_verified(family):
-                tables, _ = read(self._kernel.tools(), family)
+                tables, seen = read(self._kernel.tools(), family, iptstep.about(key, rules))
+                if seen == self._kernel.belief(family).seen:
+                    continue
                 wish = self._wish(family)
                 alone = Wish(self._scheme, family, {key: rules}, wish.node)
                 missing += iptdiff.compare(tables, alone).missing

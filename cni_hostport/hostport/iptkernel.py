@@ -8,7 +8,7 @@ with every call.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -171,16 +171,21 @@ class KernelTables:
         return self._toolbox.left_behind(self.tools() if in_use else None)
 
 
-def read(runner: Runner, family: Family) -> tuple[dict[str, restore.Table], int]:
+def read(
+    runner: Runner, family: Family, keep: Callable[[str], bool] | None = None
+) -> tuple[dict[str, restore.Table], int]:
     """Tables of a family, and a hash of them without counters.
 
-    Raises NetfilterFailed, TryAgain.
+    ``keep`` leaves out rules by their text, before they are parsed. Raises
+    NetfilterFailed, TryAgain.
     """
     # what Python takes for line ends may stand in a comment of somebody else
     strange = {ord(c): "?" for c in "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
     text = runner.save(family).translate(strange)
     lines = (line for line in text.split("\n") if not line.startswith("#"))
     plain = tuple(line.split(" [")[0] if line.startswith(":") else line for line in lines)
+    if keep is not None:
+        text = "\n".join(x for x in text.split("\n") if not x.startswith("-") or keep(x)) + "\n"
     try:
         return restore.parse_save(text), hash(plain)
     except restore.RestoreFormatError as error:
