@@ -184,6 +184,8 @@ class Core:
             os.close(here)
 
     def _log_skipped(self, attachment: Attachment) -> None:
+        if attachment.options.mark_masq_bit is not None:
+            log.info("markMasqBit is not needed: what to masquerade is known without a mark")
         families = set(attachment.families())
         for mapping in attachment.mappings:
             if not any(mapping.applies_to(f) for f in families):
