@@ -113,6 +113,7 @@ def by_others(bench):
             stack.callback(nodes["empty"].close)
             nodes["empty"].warm(plugins.OURS)
         for others in (0, 100, 1000) if bench.quick else (0, 100, 1000, 10000):
+            peers = [p for p in bench.peers if p.most >= others]
             for plugin in peers:
                 if plugin is not plugins.FRONT:
                     bench.say(f"  {plugin.name}: {others} others")
@@ -158,11 +159,12 @@ def bursts(bench):
 
 def connections(bench):
     """New connections a second from another host, by number of mappings and place among them."""
-    peers = [p for p in bench.peers if p is not plugins.FRONT]
+    everybody = [p for p in bench.peers if p is not plugins.FRONT]
     sizes = (1, 1000) if bench.quick else (1, 1000, 10000)
     rounds, count = (3, 100) if bench.quick else (12, 400)
     rates = {}
     for size in sizes:
+        peers = [p for p in everybody if p.most >= size]
         with bench.nodes(peers) as nodes, contextlib.ExitStack() as stack:
             ones = {p.name: BenchNode(p.node) for p in peers}
             for plugin in peers:
