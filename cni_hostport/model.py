@@ -376,8 +376,9 @@ class Attachment(Model):
     def describe(self) -> str:
         """How an error names this attachment as an owner."""
         identity = self.identity
-        who = f"pod {self.pod} " if str(self.pod) else ""
-        return f"{who}(network {identity.network}, container {identity.container_id})"
+        if not str(self.pod):
+            return f"container {identity.container_id} (network {identity.network})"
+        return f"pod {self.pod} (network {identity.network}, container {identity.container_id})"
 
 
 def _claims(attachment: Attachment) -> tuple[HostPort, ...]:

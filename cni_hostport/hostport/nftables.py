@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.hostport.backend import Repair
-from cni_hostport.hostport.nftplan import attachment_elements, node_elements
+from cni_hostport.hostport.nftplan import node_elements
+from cni_hostport.hostport.nftstate import Snapshot, difference, is_whole, numbered, planned, same
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.profiles import Profiles
-from cni_hostport.hostport.wanted import Owners, Place, Wanted, first, is_owner
+from cni_hostport.hostport.wanted import Place, Wanted, first
 from cni_hostport.model import Family
 from cni_hostport.netfilter import nftprofiles, nftrules
 from cni_hostport.netfilter.elements import Element, describe
-from cni_hostport.netfilter.nftprofiles import Profile
 
 log = logging.getLogger(__name__)
 
 NODE = "node"
-Snapshot = tuple[Any, ...]
 
 
 class Tables(Protocol):
@@ -79,7 +78,7 @@ class NftablesBackend:
     def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Remember what attachments want without touching the kernel (start-up)."""
         self._profiles.ask(changes)
-        self._assume({NODE: node_elements(node, NODE), **_planned(changes, node)})
+        self._assume({NODE: node_elements(node, NODE), **planned(changes, node)})
 
     def place(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Make each attachment's elements what it now wants, in one transaction.
@@ -91,7 +90,7 @@ class NftablesBackend:
         try:
             if self.installed and self._profiles.missing:
                 self._reload()
-            self._apply(_planned(changes, node))
+            self._apply(planned(changes, node))
         except NetfilterFailed:
             self._profiles.put_back(before)
             self._drop_profiles()
@@ -153,7 +152,7 @@ class NftablesBackend:
         old = self._kernel_view(changes, before)
         self._assume(changes)
         new = self._kernel_view(changes, before)
-        add, delete = _difference(old, new)
+        add, delete = difference(old, new)
         if not add and not delete:
             return
         if self.installed:
@@ -213,7 +212,7 @@ class NftablesBackend:
     def _install(self) -> None:
         try:
             self._reload()
-            whole = _is_whole(self._snapshot, self._profiles.wanted)
+            whole = is_whole(self._snapshot, self._profiles.wanted)
         except NetfilterFailed:
             whole = False
         if not whole:
@@ -228,7 +227,7 @@ class NftablesBackend:
             return tuple(
                 (
                     f,
-                    tuple(sorted((r.chain, n, r.expressions) for n, r in _numbered(rules))),
+                    tuple(sorted((r.chain, n, r.expressions) for n, r in numbered(rules))),
                     tuple(sorted((c.name, c.type, c.hook, c.priority, c.policy) for c in chains)),
                 )
                 for f in Family
@@ -247,7 +246,7 @@ class NftablesBackend:
                 mine = dict(self._wanted.of_set(family, name))
                 for found in self._tables.dump(family, name):
                     have = mine.get(found.key)
-                    if have is not None and _same(found, have):
+                    if have is not None and same(found, have):
                         del mine[found.key]
                         self._wanted.put_first(found)
                     else:
@@ -277,7 +276,7 @@ class NftablesBackend:
         for element, there in zip(elements, found, strict=True):
             if there is None:
                 missing.append(f"element {describe(element)}")
-            elif not _same(there, self._wanted.at(element.place)):
+            elif not same(there, self._wanted.at(element.place)):
                 missing.append(f"element {describe(element)} (found {describe(there)})")
         return missing
 
@@ -304,54 +303,3 @@ class NftablesBackend:
                 if wanted is not None:
                     view[key] = wanted
         return view
-
-
-def _planned(
-    changes: Mapping[str, Placed | None], node: NodeView
-) -> dict[str, tuple[Element, ...]]:
-    return {k: attachment_elements(p, node) if p else () for k, p in changes.items()}
-
-
-def _numbered(rules: Sequence[Any]) -> list[tuple[int, Any]]:
-    """Rules with their place inside their own chain: order is meaning."""
-    seen: dict[str, int] = {}
-    out = []
-    for rule in rules:
-        seen[rule.chain] = seen.get(rule.chain, -1) + 1
-        out.append((seen[rule.chain], rule))
-    return out
-
-
-def _difference(
-    old: Mapping[Place, Element], new: Mapping[Place, Element]
-) -> tuple[list[Element], list[Element]]:
-    delete = [e for k, e in old.items() if new.get(k) != e]
-    add = [e for k, e in new.items() if old.get(k) != e]
-    return add, delete
-
-
-def _is_whole(snapshot: Snapshot | None, profiles: Collection[Profile]) -> bool:
-    """Whether our chains hold our number of rules, and no hook leads to another chain."""
-    if snapshot is None:
-        return False
-    for family, rules, chains in snapshot:
-        wanted = nftprofiles.rule_counts(family, profiles)
-        counts = {name: 0 for name, _, hook, *_ in chains if hook is not None or name in wanted}
-        for chain, _, _ in rules:
-            if chain in counts:
-                counts[chain] += 1
-        if counts != wanted:
-            return False
-    return True
-
-
-def _same(found: Element, owners: Owners | None) -> bool:
-    """Whether the kernel's element is what one of the owners wants."""
-    if owners is None:
-        return False
-    wanted = first(owners)
-    return (
-        found.data == wanted.data
-        and found.key_end == wanted.key_end
-        and is_owner(owners, found.comment)
-    )
