@@ -352,6 +352,11 @@ class Machine:
             raise OSError(errno.EOPNOTSUPP, "no port")
         return on
 
+    def hairpins(self) -> dict[int, bool]:
+        self._world.effect("read hairpins")
+        links = self._world.links.items()
+        return {index: link.hairpin for index, link in links if link.hairpin is not None}
+
     def set_hairpin(self, index: int, on: bool) -> None:
         self._world.effect(f"hairpin of {index} = {on}")
         self._link(index).hairpin = on
