@@ -8,7 +8,6 @@ these, ``host/records.py`` stores them.
 
 from __future__ import annotations
 
-import base64
 import enum
 import hashlib
 from collections.abc import Mapping
@@ -22,7 +21,6 @@ from ipaddress import (
     IPv6Interface,
     IPv6Network,
     ip_address,
-    ip_interface,
 )
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast, dataclass_transform
 
@@ -253,7 +251,11 @@ class PodAddress:
         if isinstance(value, PodAddress):
             return value
         if isinstance(value, str):
-            value = ip_interface(value)
+            text, _, bits = value.partition("/")
+            address = ip_address(text)
+            if not bits.isdecimal() or int(bits) > address.max_prefixlen:
+                raise ValueError(f"not an address with a prefix length: {value!r}")
+            return cls(address, int(bits))
         if isinstance(value, IPv4Interface | IPv6Interface):
             return cls(value.ip, value.network.prefixlen)
         raise ValueError(f"not an address with a prefix length: {value!r}")
@@ -319,7 +321,13 @@ class AttachmentID(Model):
 def _key_of(network: str, container_id: str, ifname: str) -> str:
     text = "\0".join((network, container_id, ifname))
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-    return base64.b32encode(digest[:10]).decode("ascii").lower()
+    number = int.from_bytes(digest[:10], "big")
+    return "".join([_PAIRS[number >> bits & 1023] for bits in (70, 60, 50, 40, 30, 20, 10, 0)])
+
+
+_BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
+_PAIRS = [first + second for first in _BASE32 for second in _BASE32]
+"""Base32 two characters at a time: the library's takes five times as long."""
 
 
 @model
