@@ -8,13 +8,14 @@ under the first owner's comment, and leaves with the last.
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cni_hostport.errors import NetfilterFailed
+from cni_hostport.hostport import nftlook
 from cni_hostport.hostport.backend import Repair
+from cni_hostport.hostport.nftlook import Snapshot
 from cni_hostport.hostport.nftplan import attachment_elements, node_elements
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
@@ -23,12 +24,10 @@ from cni_hostport.hostport.wanted import Owners, Place, Wanted, first, is_owner
 from cni_hostport.model import Family
 from cni_hostport.netfilter import nftprofiles, nftrules
 from cni_hostport.netfilter.elements import Element, describe
-from cni_hostport.netfilter.nftprofiles import Profile
 
 log = logging.getLogger(__name__)
 
 NODE = "node"
-Snapshot = tuple[Any, ...]
 
 
 class Tables(Protocol):
@@ -201,7 +200,7 @@ class NftablesBackend:
     def _install(self) -> None:
         try:
             self._reload()
-            whole = _is_whole(self._snapshot, self._profiles.wanted)
+            whole = nftlook.is_whole(self._snapshot, self._profiles.wanted)
         except NetfilterFailed:
             whole = False
         if not whole:
@@ -209,23 +208,7 @@ class NftablesBackend:
             self._load_fresh()
 
     def _look(self) -> Snapshot | None:
-        """Chains and rules of both tables, comparable; None where one is absent."""
-        if not all(self._tables.has_table(f) for f in Family):
-            return None
-        try:
-            return tuple(
-                (
-                    f,
-                    tuple(sorted((r.chain, n, r.expressions) for n, r in _numbered(rules))),
-                    tuple(sorted((c.name, c.type, c.hook, c.priority, c.policy) for c in chains)),
-                )
-                for f in Family
-                for rules, chains in [(self._tables.rules(f), self._tables.chains(f))]
-            )
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return None
+        return nftlook.snapshot(self._tables)
 
     def _repair_elements(self, report: Repair) -> None:
         add: list[Element] = []
@@ -300,37 +283,12 @@ def _planned(
     return {k: attachment_elements(p, node) if p else () for k, p in changes.items()}
 
 
-def _numbered(rules: Sequence[Any]) -> list[tuple[int, Any]]:
-    """Rules with their place inside their own chain: order is meaning."""
-    seen: dict[str, int] = {}
-    out = []
-    for rule in rules:
-        seen[rule.chain] = seen.get(rule.chain, -1) + 1
-        out.append((seen[rule.chain], rule))
-    return out
-
-
 def _difference(
     old: Mapping[Place, Element], new: Mapping[Place, Element]
 ) -> tuple[list[Element], list[Element]]:
     delete = [e for k, e in old.items() if new.get(k) != e]
     add = [e for k, e in new.items() if old.get(k) != e]
     return add, delete
-
-
-def _is_whole(snapshot: Snapshot | None, profiles: Collection[Profile]) -> bool:
-    """Whether our chains hold our number of rules, and no hook leads to another chain."""
-    if snapshot is None:
-        return False
-    for family, rules, chains in snapshot:
-        wanted = nftprofiles.rule_counts(family, profiles)
-        counts = {name: 0 for name, _, hook, *_ in chains if hook is not None or name in wanted}
-        for chain, _, _ in rules:
-            if chain in counts:
-                counts[chain] += 1
-        if counts != wanted:
-            return False
-    return True
 
 
 def _same(found: Element, owners: Owners | None) -> bool:
