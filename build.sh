@@ -5,7 +5,9 @@
 #   ./build.sh test [ARGS...]      the bundle, then every test (ARGS go to pytest)
 #   ./build.sh lint                linters and types only
 #   ./build.sh demo [ARGS...]      the demonstration (--client cnitool: by that client)
-#   ./build.sh bench [ARGS...]     the benchmark
+#   ./build.sh bench [ARGS...]     the benchmark (--quick: minutes instead of half an hour)
+#   ./build.sh --launcher          the bundle with a C launcher in front of the Python plugin
+#                                  (a first argument for test, demo and bench as well)
 #
 # Installs what is missing (packages by apt as root, Python packages into .venv) and
 # nothing that is there, so that a second run is quick and needs no network. Exit
@@ -19,7 +21,8 @@ BUNDLE=dist/cni-hostport
 BUILD_PACKAGES=(python3 python3-venv binutils)
 LAB_PACKAGES=(nftables iptables iproute2 conntrack containernetworking-plugins
     socat curl busybox-static procps util-linux kmod)
-TEST_PACKAGES=(unbound bind9-dnsutils)
+LAUNCHER_PACKAGES=(gcc musl-tools)
+TEST_PACKAGES=(unbound bind9-dnsutils openssl)
 
 say() { printf 'build.sh: %s\n' "$*" >&2; }
 stop() { say "$@"; exit 2; }
@@ -77,8 +80,30 @@ environment() {
     printf '%s\n' "$wanted" >.venv/wanted
 }
 
-# The bundle, built anew only when something in it changed; its timestamp is new either way.
+# build/launcher: one static file of some 30 KB.
+compile_launcher() {
+    need "${LAUNCHER_PACKAGES[@]}"
+    [ ! build/launcher -nt packaging/launcher.c ] || return 0
+    mkdir -p build
+    local compiler=gcc
+    command -v musl-gcc >/dev/null && compiler=musl-gcc
+    "$compiler" -O2 -Wall -Wextra -Werror -static -s -o build/launcher.new packaging/launcher.c
+    mv build/launcher.new build/launcher
+}
+
+# The bundle with the launcher in front of the Python plugin, or without it.
 bundle() {
+    [ ! -e "$BUNDLE/cni-hostport-python" ] || mv -f "$BUNDLE/cni-hostport-python" "$BUNDLE/cni-hostport"
+    python_bundle
+    if [ "$launcher" = yes ]; then
+        compile_launcher
+        mv "$BUNDLE/cni-hostport" "$BUNDLE/cni-hostport-python"
+        cp build/launcher "$BUNDLE/cni-hostport"
+    fi
+}
+
+# The bundle, built anew only when something in it changed; its timestamp is new either way.
+python_bundle() {
     environment
     local inputs
     inputs=$(
@@ -118,6 +143,11 @@ lint() {
     return $status
 }
 
+launcher=no
+if [ "${1:-}" = --launcher ]; then
+    launcher=yes
+    shift
+fi
 command=${1:-build}
 [ $# -eq 0 ] || shift
 case $command in
@@ -128,6 +158,7 @@ build)
 test)
     as_root test
     need "${BUILD_PACKAGES[@]}" "${LAB_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
+    alone compile_launcher
     alone bundle
     tests/clients/setup.sh >&2 </dev/null
     exec .venv/bin/python -m pytest "$@" </dev/null
@@ -145,8 +176,9 @@ demo)
 bench)
     as_root bench
     need "${BUILD_PACKAGES[@]}" "${LAB_PACKAGES[@]}"
+    alone compile_launcher
     alone bundle
-    exec .venv/bin/python bench/plugin_cpu.py "$@"
+    exec .venv/bin/python -m bench "$@"
     ;;
 -h | --help | help)
     sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"

@@ -1,9 +1,12 @@
 """Running plugin calls as a runtime does, for tests."""
 
+import atexit
 import base64
 import contextlib
+import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +18,9 @@ from dataclasses import dataclass
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SHIM = (sys.executable, "-I", "-S", f"{ROOT}/cni_hostport/shim.py")
 PROGRAM = (sys.executable, "-I", f"{ROOT}/tests/standin_program.py")
+LAUNCHER = f"{ROOT}/build/launcher"
+FRONTS = ("python", "launcher")
+"""What a call may meet first: the Python plugin, or the launcher with that plugin beside it."""
 CONF = {"cniVersion": "1.0.0", "name": "net", "type": "cni-hostport"}
 
 
@@ -43,12 +49,53 @@ def cni_env(run_dir, command, **more):
     return {k: v for k, v in (env | more).items() if v is not None}
 
 
+_front = FRONTS[0]
+
+
+@contextlib.contextmanager
+def behind(front):
+    """Within, SHIM and PROGRAM run behind that front."""
+    global _front
+    _front = front
+    try:
+        yield
+    finally:
+        _front = FRONTS[0]
+
+
+def fronted(argv):
+    """The command line, with the launcher in the place of the Python plugin where it is in front."""
+    argv = tuple(argv)
+    for plugin in (SHIM, PROGRAM) if _front == "launcher" else ():
+        for at in range(len(argv)):
+            if argv[at : at + len(plugin)] == plugin:
+                return (*argv[:at], _launcher_before(plugin), *argv[at + len(plugin) :])
+    return argv
+
+
+@functools.cache
+def _launcher_before(plugin):
+    folder = tempfile.mkdtemp(prefix="chp-front-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, True)
+    shutil.copy(LAUNCHER, f"{folder}/cni-hostport")
+    with open(f"{folder}/cni-hostport-python", "w") as file:
+        file.write(f'#!/bin/sh\nexec {" ".join(map(shlex.quote, plugin))} "$@"\n')
+    os.chmod(f"{folder}/cni-hostport-python", 0o755)
+    return f"{folder}/cni-hostport"
+
+
+def put_launcher_in(bundle):
+    """What build.sh --launcher does to a bundle."""
+    os.rename(f"{bundle}/cni-hostport", f"{bundle}/cni-hostport-python")
+    shutil.copy(LAUNCHER, f"{bundle}/cni-hostport")
+
+
 def call(run_dir, command, stdin=None, argv=SHIM, env=None, timeout=60, **popen):
     """One call; ``stdin`` defaults to a small configuration, ``env`` adds and (None) removes."""
     data = json.dumps(CONF).encode() if stdin is None else stdin
     start = time.monotonic()
     done = subprocess.run(
-        argv,
+        fronted(argv),
         input=data,
         env=cni_env(run_dir, command, **(env or {})),
         capture_output=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -43,6 +44,9 @@ examples:
   cni-hostport doctor
   cni-hostport doctor --json | jq -r '.findings[] | select(.level == "error") | .mend'
 """
+
+BREAKING_REPAIRS, BREAKING_SECONDS = 4, 120.0
+"""So many repairs, the last so recent, are somebody's doing and no accident."""
 
 _COLOURS = {"error": terminal.RED, "warning": terminal.YELLOW, "info": terminal.BOLD}
 
@@ -107,13 +111,23 @@ def _helper() -> HelperFacts:
         stray = client.document("stray", 60.0)["ports"]
     except (client.NoHelper, OSError):
         return HelperFacts()
+    repairs = document["repairs"]
+    recent = time.time() - (repairs["lastTime"] or 0) < BREAKING_SECONDS
     waiting = {m["hostPort"] for m in document["mappings"] if m["held"] == "waiting"}
     owners = {}
     for port in sorted(waiting) if outsiders.same_namespace(document) else ():
         rows = outsiders.others(port, (), document["helper"]["pid"])
         if rows:
             owners[port] = "; ".join(map(statusview.outsider, rows))
-    return HelperFacts(document, check["differences"], gc["removed"], gc["unknown"], stray, owners)
+    return HelperFacts(
+        document,
+        check["differences"],
+        gc["removed"],
+        gc["unknown"],
+        stray,
+        owners,
+        recent and repairs["count"] >= BREAKING_REPAIRS,
+    )
 
 
 def _place() -> Place:

@@ -39,7 +39,8 @@ class HelperFacts:
     """What the running helper says; ``document`` None: none runs.
 
     ``differences`` as ``check`` gives them, ``dead`` and ``unjudged`` as ``gc`` does,
-    ``stray`` ports held for no attachment, ``owners`` who has a port that waits.
+    ``stray`` ports held for no attachment, ``owners`` who has a port that waits;
+    ``breaking``: repairs were many, the last of them a moment ago.
     """
 
     document: Mapping[str, Any] | None = None
@@ -48,6 +49,7 @@ class HelperFacts:
     unjudged: Sequence[Mapping[str, Any]] = ()
     stray: Sequence[str] = ()
     owners: Mapping[int, str] = field(default_factory=dict)
+    breaking: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,16 @@ def _helper(facts: Facts) -> Iterator[Finding]:
             f"the helper that runs is {document['version']}, the program is {facts.place.version}",
             "cni-hostport install",
         )
+    if facts.helper.breaking:
+        repairs = document["repairs"]
+        yield Finding(
+            "keeps-breaking",
+            "warning",
+            f"{repairs['count']} repairs, the last a moment ago ({repairs['last']}): somebody "
+            "keeps removing or resetting what host ports need",
+            "journalctl -u cni-hostport | grep 'removed by' names the program (or "
+            f"{facts.place.run_dir}/helper.log); make it touch its own tables and links only",
+        )
     if document["queue"]:
         yield Finding(
             "queue",

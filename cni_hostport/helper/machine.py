@@ -40,8 +40,6 @@ class KernelMachine:
         self._view = self._look()
         self._rtnl = Rtnl()
         self._conntrack = Conntrack()
-        self._just_read: dict[int, Link] = {}
-        """Links that ``pod_link`` read an instant ago, each good for one question of flags."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -49,7 +47,6 @@ class KernelMachine:
 
     def node(self) -> NodeView:
         """The node's addresses, every event up to now taken in."""
-        self._just_read.clear()
         if self.events.drain(self._addresses):
             self._view = self._look()
         return self._view
@@ -59,14 +56,10 @@ class KernelMachine:
 
     def pod_link(self, attachment: Attachment) -> PodLink:
         """The directly connected link the pod's address is routed to."""
-        self._just_read.clear()
         for address in attachment.addresses:
             link = self._connected(address.ip)
             if link is not None:
-                bridge = link.kind == "bridge"
-                ports = self._ports(link, attachment.interfaces) if bridge else ()
-                self._just_read[link.index] = link
-                return PodLink(link.name, link.index, bridge, ports)
+                return self._described(link, attachment.interfaces)
         return PodLink()
 
     def _connected(self, address: IPAddress) -> Link | None:
@@ -75,14 +68,20 @@ class KernelMachine:
         link = self._rtnl.link(index) if index not in (None, 1) else None
         return link if link is not None and link.index != 1 else None
 
-    def _ports(self, bridge: Link, names: Iterable[str]) -> tuple[tuple[int, str], ...]:
-        links = [self._rtnl.link(name) for name in names if name != bridge.name]
-        ports = [p for p in links if p is not None and p.master == bridge.index]
-        self._just_read.update((p.index, p) for p in ports)
-        return tuple((p.index, p.name) for p in ports)
-
-    def _flags(self, index: int) -> Link | None:
-        return self._just_read.pop(index, None) or self._rtnl.link(index)
+    def _described(self, link: Link, names: Iterable[str]) -> PodLink:
+        flag = None if link.route_localnet is None else int(link.route_localnet)
+        if link.kind != "bridge":
+            return PodLink(link.name, link.index, route_localnet=flag)
+        links = [self._rtnl.link(name) for name in names if name != link.name]
+        ports = [p for p in links if p is not None and p.master == link.index]
+        return PodLink(
+            link.name,
+            link.index,
+            True,
+            tuple((p.index, p.name) for p in ports),
+            flag,
+            tuple(p.index for p in ports if p.hairpin),
+        )
 
     def bridge_netfilter(self, family: Family) -> bool:
         """Whether bridged packets go through iptables' hooks."""
@@ -90,7 +89,7 @@ class KernelMachine:
 
     def route_localnet(self, index: int) -> int:
         """The link's own flag; OSError if the link is gone or has no IPv4."""
-        link = self._flags(index)
+        link = self._rtnl.link(index)
         if link is None or link.route_localnet is None:
             raise OSError(f"no link {index} with IPv4")
         return int(link.route_localnet)
@@ -101,7 +100,7 @@ class KernelMachine:
 
     def hairpin(self, index: int) -> bool:
         """The bridge port's flag; OSError if it is gone or no port."""
-        link = self._flags(index)
+        link = self._rtnl.link(index)
         if link is None or link.hairpin is None:
             raise OSError(f"no bridge port {index}")
         return link.hairpin

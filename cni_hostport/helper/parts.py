@@ -70,7 +70,7 @@ class Helper:
         self.status.warnings = self.others.warnings
         self.status.backends = self.working.known
         self.metrics.watch(self.status)
-        self.events = NftEvents()
+        self.events = NftEvents(own=self.nft.portid)
         self.worker = Worker()
         self.store_of_fds = FdStore()
         self.manager.holds.watch(self._keep)

@@ -27,6 +27,9 @@ SETTLE = 0.02
 CALM = 60.0
 """Seconds without a repair after which damage counts as new."""
 
+TOLERANCE = 0.01
+"""Seconds that a timer may fire early."""
+
 PEEKS = 4
 """Links looked at every half second, in turn: 0.02 ms each."""
 
@@ -98,14 +101,17 @@ class Reconciler:
         """Seconds to wait before the next look may mend."""
         return max(SETTLE, self._backoffs["rules"].delay(time.monotonic()))
 
-    def look(self, why: str = "interval", culprit: str = "") -> None:
-        """One pass over everything; never raises."""
+    def look(self, why: str = "interval", culprit: str = "") -> bool:
+        """One pass over everything; never raises. True: rules were left for later (``delay``)."""
         self.last_look = time.time()
+        # asked again here: a repair may have ended since this look was ordered
+        early = self._backoffs["rules"].delay(time.monotonic()) > TOLERANCE
         try:
-            self._pass(why, culprit)
+            self._pass(why, culprit, rules=not early)
             self.problem = ""
         except Exception as error:
             self._fails(f"cannot reconcile ({why})", error)
+        return early
 
     def follow(self) -> None:
         """Take in a change of the node's addresses and links; never raises."""
@@ -131,11 +137,11 @@ class Reconciler:
         expected = isinstance(error, OSError | HostPortError)
         log.error("%s: %s", what, error, exc_info=None if expected else error)
 
-    def _pass(self, why: str, culprit: str) -> None:
+    def _pass(self, why: str, culprit: str, rules: bool) -> None:
         manager = self._manager
         manager.retry_deletes()
         manager.follow_addresses()
-        error = self._rules(why, culprit)
+        error = self._rules(why, culprit) if rules else None
         self._links(why)
         for key, ports in manager.retry_waiting().items():
             record = manager.registry.get(key)

@@ -51,11 +51,17 @@ class NftEvent:
 
 
 class NftEvents:
-    """A socket that hears every change of the namespace's ruleset. Raises OSError."""
+    """A socket that hears every change of the namespace's ruleset. Raises OSError.
 
-    def __init__(self, table: str = TABLE) -> None:
+    ``own``: port id of a socket whose changes need not be told; it would wake its owner
+    for each of its own transactions.
+    """
+
+    def __init__(self, table: str = TABLE, own: int | None = None) -> None:
         self._table = table
         self._sock = NetfilterSocket(_BUFFER, _GROUP_NFTABLES)
+        if own is not None:
+            self._sock.ignore(own)
 
     def fileno(self) -> int:
         """The descriptor, for an event loop: readable means that something happened."""

@@ -9,16 +9,23 @@ down, as upstream leaves it: the kernel answers on its addresses all the same.
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
+from cni_hostport.host import light
+
+# Two of its modules are wanted; the bundle does not even hold all that the package imports.
+light.unexecuted("pyroute2")
+
+from pyroute2.iproute.linux import IPRoute  # noqa: E402
+from pyroute2.netlink.exceptions import NetlinkError  # noqa: E402
 
 _SCOPE_UNIVERSE = 0
+_GROUPS = 0x1 | 0x10 | 0x100  # links, IPv4 and IPv6 addresses
 
 
 class LinkError(Exception):
@@ -134,6 +141,27 @@ def _addresses(netlink: Any, index: int) -> list[tuple[IPv4Address | IPv6Address
         if text is not None and message["scope"] == _SCOPE_UNIVERSE:
             found.append((ip_address(text), int(message["prefixlen"])))
     return found
+
+
+class ChangeEvents:
+    """The kernel's news about links and addresses, as a descriptor to wait on. No content."""
+
+    def __init__(self) -> None:
+        """Subscribe in this net namespace. Raises OSError."""
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
+        )
+        self._socket.bind((0, _GROUPS))
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._socket.fileno()
+
+    def drain(self) -> None:
+        """Throw away what has come. Raises OSError(ENOBUFS) where some were lost."""
+        with suppress(BlockingIOError):
+            while self._socket.recv(65536):
+                pass
 
 
 def links_with(addresses: Sequence[IPv4Address | IPv6Address]) -> dict[str, set[int]]:

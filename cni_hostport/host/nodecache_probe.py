@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
@@ -29,7 +29,8 @@ class Target:
     """One address: its socket, when it last answered, and the oldest question that waits.
 
     Times are the caller's clock, in seconds. ``elsewhere`` is when an answer
-    last came in by a link that does not hold the address.
+    last came in by a link that does not hold the address; ``refused`` whether
+    the kernel ever said that nobody has the port.
     """
 
     address: Address
@@ -38,7 +39,8 @@ class Target:
     asked: float | None = None
     answered: float | None = None
     elsewhere: float | None = None
-    sent: int = field(default=0)
+    sent: int = 0
+    refused: bool = False
 
     def waits(self, now: float) -> float:
         """Seconds that the oldest unanswered question has waited; 0 where none does."""
@@ -48,7 +50,8 @@ class Target:
 class Prober:
     """Questions to every address of the cache, over UDP.
 
-    ``own_links`` gives the links on which an answer is the local server's;
+    ``own_links`` gives the links on which an answer is the local server's, None:
+    every answer is;
     ``make`` the bytes of a question with that number; ``accept`` whether bytes
     answer it.
     """
@@ -61,7 +64,7 @@ class Prober:
         accept: Callable[[bytes, int], bool],
     ) -> None:
         self.targets = tuple(Target(address) for address in addresses)
-        self.own_links: dict[str, set[int]] = {}
+        self.own_links: dict[str, set[int]] | None = {}
         self.make = make
         self._port = port
         self._accept = accept
@@ -106,6 +109,7 @@ class Prober:
                 except BlockingIOError:
                     break
                 except OSError:  # refused: nobody listens
+                    target.refused = True
                     break
                 if not self._accept(data, target.number):
                     continue
@@ -115,6 +119,8 @@ class Prober:
                     target.elsewhere, target.asked = now, None
 
     def _is_own(self, target: Target, ancillary: list[tuple[int, int, bytes]]) -> bool:
+        if self.own_links is None:
+            return True
         links = self.own_links.get(str(target.address), set()) | {_LOOPBACK}
         for level, kind, data in ancillary:
             if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):

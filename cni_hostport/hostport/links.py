@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from cni_hostport.errors import IOFailure
 from cni_hostport.hostport.answering import answers_loopback
 from cni_hostport.hostport.machine import Machine
-from cni_hostport.hostport.node import NodeView
+from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.hostport.record import Record, link_record
 from cni_hostport.hostport.registry import Registry
 from cni_hostport.model import Family
@@ -46,26 +46,34 @@ class LinkKeeper:
         self._registry = registry
         self._owed: dict[tuple[int, str], int] = {}
 
-    def plan(self, record: Record, existing: Record | None, node: NodeView) -> Record:
-        """Complete the record with what is found on the link now."""
+    def plan(
+        self, record: Record, existing: Record | None, node: NodeView, seen: PodLink
+    ) -> Record:
+        """Complete the record with what is found on the link now.
+
+        ``seen``: the link as it was read an instant ago; what it does not say is asked for.
+        """
         found: int | None = None
         index = record.link.index
         if index and answers_loopback(record.attachment, node):
             found = self._registry.route_localnet_found(index)
             if found is None:
+                found = seen.route_localnet
+            if found is None:
                 with _link_may_be_gone(record):
                     found = self._machine.route_localnet(index)
         kept = existing.hairpin_set if existing is not None else ()
-        ports = dict.fromkeys([*kept, *self._hairpin_wanted(record)])
+        ports = dict.fromkeys([*kept, *self._hairpin_wanted(record, seen.hairpin)])
         return record.model_copy(
             update={"route_localnet_found": found, "hairpin_set": tuple(ports)}
         )
 
-    def _hairpin_wanted(self, record: Record) -> list[int]:
+    def _hairpin_wanted(self, record: Record, on: tuple[int, ...] | None = None) -> list[int]:
         """Bridge ports that must send the pod's own frames back and do not yet.
 
         With br_netfilter the DNAT happens while the frame is still bridged: the
         bridge then drops it, since it would leave by the port it came in on.
+        ``on``: ports that are known to do so; None: each is asked.
         """
         attachment = record.attachment
         if not record.link.ports or not attachment.options.snat:
@@ -73,6 +81,8 @@ class LinkKeeper:
         families = {c.family for c in attachment.claims()}
         if not any(self._machine.bridge_netfilter(f) for f in families):
             return []
+        if on is not None:
+            return [index for index, _ in record.link.ports if index not in on]
         wanted = []
         for index, _ in record.link.ports:
             with _link_may_be_gone(record):
@@ -80,22 +90,23 @@ class LinkKeeper:
                     wanted.append(index)
         return wanted
 
-    def use(self, record: Record) -> None:
+    def use(self, record: Record, seen: PodLink | None = None) -> None:
         """Switch on what the record says is needed; a vanished link is no error.
 
-        Raises IOFailure.
+        What was ``seen`` to be on is left alone: setting it again would wake everybody
+        who listens to link events. Raises IOFailure.
         """
         index = record.link.index
         if record.route_localnet_found == 0:
             self._owed.pop((index, ROUTE_LOCALNET), None)
-            with _link_may_be_gone(record):
-                # setting what is set already would wake everybody who listens to link events
-                if self._machine.route_localnet(index) != 1:
+            if seen is None or seen.route_localnet != 1:
+                with _link_may_be_gone(record):
                     self._machine.set_route_localnet(index, 1)
         for port in record.hairpin_set:
             self._owed.pop((port, HAIRPIN), None)
-            with _link_may_be_gone(record):
-                self._machine.set_hairpin(port, True)
+            if seen is None or port not in (seen.hairpin or ()):
+                with _link_may_be_gone(record):
+                    self._machine.set_hairpin(port, True)
 
     def release(self, record: Record, keep: Record | None = None) -> None:
         """Put back what the record changed, unless somebody else needs it.
@@ -204,7 +215,7 @@ class LinkKeeper:
         if link.name != record.link.name or link.index in (0, record.link.index):
             return None
         found = {"link": link_record(link), "route_localnet_found": None, "hairpin_set": ()}
-        moved = self.plan(record.model_copy(update=found), None, node)
+        moved = self.plan(record.model_copy(update=found), None, node, link)
         self.use(moved)
         return moved
 

@@ -14,32 +14,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 from cni_hostport.errors import (
     HostPortError,
     InvalidConfig,
     IOFailure,
-    NetfilterFailed,
     PortInUse,
 )
 from cni_hostport.hostport import answering
-from cni_hostport.hostport.backend import Backend
-from cni_hostport.hostport.holds import Holds, Opener, PendingChange
-from cni_hostport.hostport.links import LinkKeeper
-from cni_hostport.hostport.machine import Machine, Store
-from cni_hostport.hostport.node import NodeView, PodLink
+from cni_hostport.hostport.adding import Adding
+from cni_hostport.hostport.following import Following
+from cni_hostport.hostport.node import PodLink
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.podports import PodPortMapping, attachment_of_pod
-from cni_hostport.hostport.record import Record, link_record
-from cni_hostport.hostport.registry import Registry
+from cni_hostport.hostport.record import Record
 from cni_hostport.model import (
-    DEFAULT_EXCLUDED_LINKS,
     Attachment,
-    Family,
-    HostPort,
-    Protocol,
     ReservePorts,
     family_of,
 )
@@ -47,26 +39,8 @@ from cni_hostport.model import (
 log = logging.getLogger(__name__)
 
 
-class HostPortManager:
+class HostPortManager(Adding, Following):
     """Attachments of one node, with their sockets, rules and records."""
-
-    def __init__(
-        self,
-        opener: Opener,
-        backends: Mapping[str, Backend],
-        machine: Machine,
-        store: Store,
-        families: Iterable[Family] = Family,
-    ) -> None:
-        self.registry = Registry()
-        self.holds = Holds(opener)
-        self.backends = dict(backends)
-        self._machine = machine
-        self._links = LinkKeeper(machine, self.registry)
-        self._store = store
-        self._families = frozenset(families)
-        self._node = NodeView()
-        self._undeleted: set[str] = set()
 
     # hostport_manager.go's interface
 
@@ -124,12 +98,12 @@ class HostPortManager:
         with ExitStack() as undo:
             held = self.holds.held(attachment.key)
             change = self._hold(attachment, undo)
-            record = self._prepare(attachment, backend, netns_cookie, existing, undo)
+            record, seen = self._prepare(attachment, backend, netns_cookie, existing, undo)
             placed = Placed(attachment, record.pod_link(), change.held)
             before = None
             if existing is not None:
                 before = Placed(existing.attachment, existing.pod_link(), held)
-            self._program(record, existing, placed, before, undo)
+            self._program(record, existing, placed, before, seen, undo)
             self._drop_stale_flows(record, existing)
             self._store_call(self._store.commit, record.key)
             undo.pop_all()
@@ -240,244 +214,6 @@ class HostPortManager:
         state = self._machine.netns_state(record.attachment.netns, record.netns_cookie)
         return state == "gone"
 
-    def _hold(self, attachment: Attachment, undo: ExitStack) -> PendingChange:
-        change = self.holds.change(
-            attachment.key,
-            answering.planned_holds(attachment, self._node),
-            attachment.options.reserve_ports,
-            answering.needs_loopback_scan(attachment, self._node),
-        )
-        undo.callback(change.undo)
-        return change
-
-    def _prepare(
-        self,
-        attachment: Attachment,
-        backend: str,
-        cookie: int | None,
-        existing: Record | None,
-        undo: ExitStack,
-    ) -> Record:
-        """The record of what is about to be done, before it is done."""
-        try:
-            link = self._machine.pod_link(attachment)
-        except OSError as error:
-            raise IOFailure("cannot find the pod's link", str(error)) from error
-        record = Record(
-            attachment=attachment,
-            backend="iptables" if backend == "iptables" else "nftables",
-            created=self._machine.now(),
-            netns_cookie=cookie,
-            link=link_record(link),
-        )
-        record = self._links.plan(record, existing, self._node)
-        undo.callback(self._discard, record.key)
-        self._store_call(self._store.prepare, record.key, record.model_dump_json().encode())
-        return record
-
-    def _discard(self, key: str) -> None:
-        try:
-            self._store.discard(key)
-        except OSError as error:  # never valid, and dropped at the next start
-            log.warning("the unfinished record %s stays: %s", key, error)
-
-    @staticmethod
-    def _store_call(call: Callable[..., None], *arguments: object) -> None:
-        try:
-            call(*arguments)
-        except OSError as error:
-            raise IOFailure("cannot write the record", str(error.strerror)) from error
-
-    def _program(
-        self,
-        record: Record,
-        existing: Record | None,
-        placed: Placed,
-        before: Placed | None,
-        undo: ExitStack,
-    ) -> None:
-        """Link flags and rules of the new record in place of the existing one's."""
-        undo.callback(self._links.release, record, keep=existing)
-        self._links.use(record)
-        backend = self._backend(record)
-        old = self._backend(existing) if existing is not None else backend
-        if old is not backend:
-            undo.callback(self._rules_back, backend, record.key, None)
-        undo.callback(self._rules_back, old, record.key, before)
-        backend.place({record.key: placed}, self._node)
-        if old is not backend:
-            old.place({record.key: None}, self._node)
-        if existing is not None:
-            # before the commit: a crash in between finds the old record, and its flags come back
-            undo.callback(self._flags_back, existing)
-            self._links.release(existing, keep=record)
-
-    def _flags_back(self, record: Record) -> None:
-        try:
-            self._links.use(record)
-        except HostPortError as error:  # refresh_links goes on trying
-            log.error("%s", error)
-
-    def _rules_back(self, backend: Backend, key: str, placed: Placed | None) -> None:
-        """Undo of ``place``; where the kernel refuses, repair goes on trying."""
-        try:
-            backend.place({key: placed}, self._node)
-        except (OSError, HostPortError) as error:
-            log.error("rules of %s cannot be put back yet: %s", key, error)
-            backend.assume({key: placed}, self._node)
-
-    def _backend(self, record: Record) -> Backend:
-        backend = self.backends.get(record.backend)
-        if backend is None:
-            raise NetfilterFailed(
-                f"the backend of {record.attachment.describe()} does not work on this node",
-                f"its rules were made with {record.backend}",
-            )
-        return backend
-
-    def placed(self, record: Record) -> Placed:
-        """The record as backends plan from it."""
-        return Placed(record.attachment, record.pod_link(), self.holds.held(record.key))
-
-    def _drop_stale_flows(self, record: Record, existing: Record | None) -> None:
-        targets = answering.flow_targets(record.attachment, self._node)
-        if not targets or (existing is not None and _same_ways(existing, record)):
-            return
-        try:
-            self._machine.drop_udp_to(targets)
-            if existing is not None and existing.attachment.addresses != (
-                record.attachment.addresses
-            ):
-                self._machine.drop_udp_from(a.ip for a in existing.attachment.addresses)
-        except OSError as error:
-            log.warning("stale UDP flows of %s stay: %s", record.attachment.describe(), error)
-
-    def _drop_flows_from(self, record: Record) -> None:
-        had_udp = any(c.protocol is Protocol.UDP for c in record.attachment.claims())
-        if not had_udp or self.registry.shares_address(record):
-            return
-        try:
-            self._machine.drop_udp_from(a.ip for a in record.attachment.addresses)
-        except OSError as error:
-            log.warning("UDP flows of %s stay: %s", record.attachment.describe(), error)
-
-    # following the node
-
-    def follow_addresses(self) -> NodeView:
-        """Take in the node's present addresses and follow where they matter."""
-        node = self._machine.node()
-        if node == self._node:
-            return node
-        before, self._node = self._node, node
-        try:
-            self._follow_all(before, node)
-        except BaseException:
-            self._node = before  # so that the next call follows again
-            raise
-        return node
-
-    def _follow_all(self, before: NodeView, node: NodeView) -> None:
-        for backend in self.backends.values():
-            backend.set_node(node)
-        # a ptp network brings an address with every pod: only those concerned are looked at
-        concerned = self.registry.bound_to_addresses()
-        if _exclusion(before) != _exclusion(node):
-            concerned = tuple(self.registry)
-        for record in concerned:
-            self._follow(record)
-
-    def _follow(self, record: Record) -> None:
-        self._hold_patiently(record)
-        if record.backend in self.backends:
-            self._backend(record).place({record.key: self.placed(record)}, self._node)
-
-    def _hold_patiently(self, record: Record) -> None:
-        """Hold what can be held: an answered ADD is never taken back."""
-        wanted = answering.planned_holds(record.attachment, self._node)
-        self.holds.resync(record.key, wanted, record.attachment.options.reserve_ports, patient=True)
-
-    def retry_waiting(self) -> dict[str, frozenset[HostPort]]:
-        """Try to hold what could not be held at ADD; returns what was gained."""
-        gained = {}
-        for key in self.holds.keys():  # noqa: SIM118
-            if self.holds.waiting(key) and (ports := self.holds.retry(key)):
-                gained[key] = ports
-                record = self.registry.get(key)
-                if record is not None and record.backend in self.backends:
-                    self._backend(record).place({key: self.placed(record)}, self._node)
-        return gained
-
-    def restore(self, records: Iterable[Record]) -> None:
-        """Take records over at start: sockets re-opened, rules only remembered.
-
-        A socket inherited from an earlier helper is kept (``holds.adopt``
-        before this). The caller then runs each backend's ``repair``.
-        """
-        self._node = self._machine.node()
-        by_backend: dict[str, dict[str, Placed | None]] = {name: {} for name in self.backends}
-        for record in records:
-            self.registry.put(record)
-            self._hold_patiently(record)
-            if record.backend in by_backend:
-                by_backend[record.backend][record.key] = self.placed(record)
-            else:
-                log.error("no rules for %s: no backend %s here", record.key, record.backend)
-        for name, changes in by_backend.items():
-            self.backends[name].assume(changes, self._node)
-
-    def undo_unanswered(self, record: Record) -> None:
-        """Put back what an ADD did that a crash cut off; its rules go by repair."""
-        self._links.release(record, keep=self.registry.get(record.key))
-        self._drop_flows_from(record)
-
-    def refresh_links(self, names: Collection[str] | None = None) -> list[str]:
-        """Sysctls and hairpin flags put right (of these links alone); says what was not.
-
-        A link that was deleted and made again under its name is taken for the old one.
-        """
-        mended, strays = self._links.refresh(names)
-        for record in strays:
-            moved = self._links.moved(record, self._node)
-            if moved is None:
-                continue
-            self.registry.put(moved)
-            mended.append(f"link {moved.link.name}, made again")
-            try:
-                self._store.prepare(moved.key, moved.model_dump_json().encode())
-                self._store.commit(moved.key)
-            except OSError as error:
-                log.warning("record %s stays as it was: %s", moved.key, error)
-        return list(dict.fromkeys(mended))
-
-    def changed_links(self, start: int, count: int) -> set[str]:
-        """Of ``count`` links in use, from number ``start`` on, those with a changed sysctl."""
-        return self._links.changed(start, count)
-
-    def drop_gap_flows(self) -> None:
-        """Drop UDP flows that began while rules were missing and so lead nowhere."""
-        targets = {
-            target
-            for record in self.registry
-            for target in answering.flow_targets(record.attachment, self._node)
-        }
-        if not targets:
-            return
-        try:
-            self._machine.drop_udp_untranslated(targets)
-        except OSError as error:
-            log.warning("UDP flows of the gap stay: %s", error)
-
-    @property
-    def node(self) -> NodeView:
-        """The node's addresses as last taken in."""
-        return self._node
-
-
-def _same_ways(existing: Record, record: Record) -> bool:
-    """Whether every host port leads where it led before: its flows are not stale."""
-    old, new = existing.attachment, record.attachment
-    return old.addresses == new.addresses and old.mappings == new.mappings
-
 
 def _same_content(
     existing: Record, attachment: Attachment, backend: str, cookie: int | None
@@ -487,12 +223,6 @@ def _same_content(
         and existing.backend == backend
         and existing.netns_cookie == cookie
     )
-
-
-def _exclusion(node: NodeView) -> object:
-    """What wildcard sockets depend on: where a link is excluded, on every address."""
-    excluded = [node.on_links(f, DEFAULT_EXCLUDED_LINKS) for f in Family]
-    return (excluded, node.unique()) if any(excluded) else excluded
 
 
 __all__ = ["HostPortManager", "PodLink", "PodPortMapping"]

@@ -8,19 +8,19 @@ under the first owner's comment, and leaves with the last.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cni_hostport.errors import NetfilterFailed
-from cni_hostport.hostport import nftlook
 from cni_hostport.hostport.backend import Repair
-from cni_hostport.hostport.nftlook import Snapshot
-from cni_hostport.hostport.nftplan import attachment_elements, node_elements
+from cni_hostport.hostport.nftplan import node_elements
+from cni_hostport.hostport.nftstate import Snapshot, difference, is_whole, numbered, planned, same
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.profiles import Profiles
-from cni_hostport.hostport.wanted import Owners, Place, Wanted, first, is_owner
+from cni_hostport.hostport.wanted import Place, Wanted, first
 from cni_hostport.model import Family
 from cni_hostport.netfilter import nftprofiles, nftrules
 from cni_hostport.netfilter.elements import Element, describe
@@ -75,7 +75,7 @@ class NftablesBackend:
     def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Remember what attachments want without touching the kernel (start-up)."""
         self._profiles.ask(changes)
-        self._assume({NODE: node_elements(node, NODE), **_planned(changes, node)})
+        self._assume({NODE: node_elements(node, NODE), **planned(changes, node)})
 
     def place(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Make each attachment's elements what it now wants, in one transaction.
@@ -87,7 +87,7 @@ class NftablesBackend:
         try:
             if self.installed and self._profiles.missing:
                 self._reload()
-            self._apply(_planned(changes, node))
+            self._apply(planned(changes, node))
         except NetfilterFailed:
             self._profiles.put_back(before)
             self._drop_profiles()
@@ -148,7 +148,7 @@ class NftablesBackend:
         old = self._kernel_view(changes, before)
         self._assume(changes)
         new = self._kernel_view(changes, before)
-        add, delete = _difference(old, new)
+        add, delete = difference(old, new)
         if not add and not delete:
             return
         if self.installed:
@@ -200,7 +200,7 @@ class NftablesBackend:
     def _install(self) -> None:
         try:
             self._reload()
-            whole = nftlook.is_whole(self._snapshot, self._profiles.wanted)
+            whole = is_whole(self._snapshot, self._profiles.wanted)
         except NetfilterFailed:
             whole = False
         if not whole:
@@ -208,7 +208,23 @@ class NftablesBackend:
             self._load_fresh()
 
     def _look(self) -> Snapshot | None:
-        return nftlook.snapshot(self._tables)
+        """Chains and rules of both tables, comparable; None where one is absent."""
+        if not all(self._tables.has_table(f) for f in Family):
+            return None
+        try:
+            return tuple(
+                (
+                    f,
+                    tuple(sorted((r.chain, n, r.expressions) for n, r in numbered(rules))),
+                    tuple(sorted((c.name, c.type, c.hook, c.priority, c.policy) for c in chains)),
+                )
+                for f in Family
+                for rules, chains in [(self._tables.rules(f), self._tables.chains(f))]
+            )
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return None
 
     def _repair_elements(self, report: Repair) -> None:
         add: list[Element] = []
@@ -218,7 +234,7 @@ class NftablesBackend:
                 mine = dict(self._wanted.of_set(family, name))
                 for found in self._tables.dump(family, name):
                     have = mine.get(found.key)
-                    if have is not None and _same(found, have):
+                    if have is not None and same(found, have):
                         del mine[found.key]
                         self._wanted.put_first(found)
                     else:
@@ -248,7 +264,7 @@ class NftablesBackend:
         for element, there in zip(elements, found, strict=True):
             if there is None:
                 missing.append(f"element {describe(element)}")
-            elif not _same(there, self._wanted.at(element.place)):
+            elif not same(there, self._wanted.at(element.place)):
                 missing.append(f"element {describe(element)} (found {describe(there)})")
         return missing
 
@@ -275,29 +291,3 @@ class NftablesBackend:
                 if wanted is not None:
                     view[key] = wanted
         return view
-
-
-def _planned(
-    changes: Mapping[str, Placed | None], node: NodeView
-) -> dict[str, tuple[Element, ...]]:
-    return {k: attachment_elements(p, node) if p else () for k, p in changes.items()}
-
-
-def _difference(
-    old: Mapping[Place, Element], new: Mapping[Place, Element]
-) -> tuple[list[Element], list[Element]]:
-    delete = [e for k, e in old.items() if new.get(k) != e]
-    add = [e for k, e in new.items() if old.get(k) != e]
-    return add, delete
-
-
-def _same(found: Element, owners: Owners | None) -> bool:
-    """Whether the kernel's element is what one of the owners wants."""
-    if owners is None:
-        return False
-    wanted = first(owners)
-    return (
-        found.data == wanted.data
-        and found.key_end == wanted.key_end
-        and is_owner(owners, found.comment)
-    )

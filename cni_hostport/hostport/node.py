@@ -67,3 +67,7 @@ class PodLink:
     is_bridge: bool = False
     ports: tuple[tuple[int, str], ...] = field(default=())
     """(ifindex, name) of the pod's own ports on that bridge."""
+    route_localnet: int | None = field(default=None, compare=False)
+    """The link's flag as it was read with the rest; None: nobody looked."""
+    hairpin: tuple[int, ...] | None = field(default=None, compare=False)
+    """Ports that have the hairpin flag, read likewise."""

@@ -11,26 +11,24 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from cni_hostport.host import nodecache_files as files
 from cni_hostport.host import nodecache_links as links
-from cni_hostport.host import nodecache_server as servers
+from cni_hostport.host.nodecache_signals import Signals
 from cni_hostport.host.nodecache_tools import ToolError, Tools
 from cni_hostport.nodecache import corefile, coreparse, diagnose, engines, machine, ruler, unbound
+from cni_hostport.nodecache.child import Child
 from cni_hostport.nodecache.config import Configuration
 from cni_hostport.nodecache.flags import Params
 from cni_hostport.nodecache.keeper import Keeper
 from cni_hostport.nodecache.listeners import Listeners
 from cni_hostport.nodecache.machine import Action, Event, Phase
 from cni_hostport.nodecache.metrics import Metrics
-from cni_hostport.nodecache.signals import Signals
-from cni_hostport.nodecache.state import StateFile
 from cni_hostport.nodecache.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -45,6 +43,13 @@ class FatalError(Exception):
     """The agent cannot work here; the text says why and what to do."""
 
 
+def _engine(params: Params, directory: str) -> engines.Engine:
+    try:
+        return engines.choose(params, directory)
+    except engines.EngineError as error:
+        raise FatalError(str(error)) from error
+
+
 class Agent:
     """One agent, from its start to its exit status."""
 
@@ -53,32 +58,24 @@ class Agent:
         self.directory = f"{run_dir}/node-cache"
         Path(self.directory).mkdir(mode=0o700, parents=True, exist_ok=True)
         addresses = tuple(ip.address for ip in params.local_ips)
-        self.link = links.CacheLink(params.interface_name, params.interface_kind, addresses)
         self.metrics = Metrics(self._statistics, self._rules_present)
-        self.engine = self._fatal(lambda: engines.choose(params, self.directory))
+        self.link = links.CacheLink(params.interface_name, params.interface_kind, addresses)
+        self.engine = _engine(params, self.directory)
         self.config = Configuration(params, os.environ, lambda: self.metrics.error("configmap"))
         self.tools = Tools(f"{self.directory}/xtables.lock")
         self.keeper = Keeper(params, self.link, self.tools, self.metrics)
         self.watch = Watch(
             addresses, params.dns_port, lambda: links.links_with(addresses), self.keeper.accept
         )
+        self.keeper.on_link = self.watch.link_changed
         self.listeners = Listeners(params, self.metrics, lambda: self.state.phase is Phase.SERVING)
-        self.file = StateFile(f"{self.directory}/{params.interface_name}.json")
         self.lock = files.AgentLock(params.interface_name)
         self.state = machine.State(managed=self.engine.name != "none")
-        self.server: servers.Server | None = None
         self.selector = selectors.DefaultSelector()
+        self.child = Child(self.engine, self.directory, params, self.selector, self.metrics)
         self.signals = Signals()
         self._files_at = 0.0
-        self._starts = 0
         self._forced = False
-
-    @staticmethod
-    def _fatal(call: Callable[[], engines.Engine]) -> engines.Engine:
-        try:
-            return call()
-        except engines.EngineError as error:
-            raise FatalError(str(error)) from error
 
     def run(self) -> int:
         """Work until a signal ends it. Raises FatalError where it cannot begin."""
@@ -120,28 +117,6 @@ class Agent:
         if self.config.text is not None:
             self._configure()
 
-    def _take_over(self) -> None:
-        """What an earlier agent left: its server where it is the one we would run, else nothing."""
-        found = self.file.read()
-        server = servers.adopt(found.server_pid, found.server_start) if found.server_pid else None
-        same = found.argv == tuple(self.engine.argv()) and found.addresses == self._addresses()
-        adopted = server is not None and same and self.state.managed
-        if not adopted:
-            self.keeper.remove(ruler.TEARDOWN_PATIENCE)
-            if server is not None:
-                log.info("ending the earlier agent's server, pid %d", server.pid)
-                time.sleep(LAMEDUCK)
-                server.end(self.engine.grace)
-        self.keeper.sweep()
-        if server is not None and adopted:
-            log.info("taking over %s, pid %d", self.engine.name, server.pid)
-            self.state = replace(self.state, rules=self.keeper.present() > 0)
-            self._attach(server)
-            self._feed(Event.ADOPTED)
-
-    def _addresses(self) -> tuple[str, ...]:
-        return tuple(str(ip.address) for ip in self.params.local_ips)
-
     def _turn(self) -> None:
         now = time.monotonic()
         due = [self._files_at, self.keeper.due(self.state.rules)]
@@ -149,7 +124,9 @@ class Agent:
             due.append(self.watch.due(self.state.phase))
         if self.state.phase is Phase.WAITING and self.state.configured:
             due.append(self.state.retry_at)
-        probes = self._register_probes()
+        probes = self.watch.prober.sockets()
+        for sock in probes:
+            self.selector.register(sock, selectors.EVENT_READ)
         for key, _ in self.selector.select(max(0.0, min(due) - now)):
             self.signals.drain(key)
             self.keeper.notice(key)
@@ -157,15 +134,8 @@ class Agent:
             self.selector.unregister(sock)
         self._look(time.monotonic())
 
-    def _register_probes(self) -> list[socket.socket]:
-        found: list[socket.socket] = []
-        for sock in self.watch.prober.sockets():
-            self.selector.register(sock, selectors.EVENT_READ)
-            found.append(sock)
-        return found
-
     def _look(self, now: float) -> None:
-        if self.server is not None and self.server.has_ended():
+        if self.child.has_ended():
             self._ended()
         if self.state.phase in (Phase.STARTING, Phase.SERVING, Phase.DEAF):
             event = self.watch.poll(self.state.phase, self.state.since, now)
@@ -195,78 +165,78 @@ class Agent:
             self.config.failed(str(error), time.monotonic())
             return
         self.config.named_files = unbound.forward_files(blocks)
-        self._use(blocks)
-        log.info("configuration written, %d blocks", len(blocks))
-        self._feed(Event.CONFIGURED)
-
-    def _use(self, blocks: tuple[coreparse.Block, ...]) -> None:
         if blocks:
             self.watch.zone = coreparse.zone_of(blocks[0].keys[0])
         if not self.engine.serves_endpoints:
             self.listeners.serve(unbound.endpoints(blocks))
+        log.info("configuration written, %d blocks", len(blocks))
+        self._feed(Event.CONFIGURED)
 
     def _feed(self, event: Event) -> None:
         before = self.state
         self.state, actions = machine.step(before, event, time.monotonic())
+        # Written down before the rules come and after they went: whoever clears up
+        # after a kill at any instant finds too much rather than too little.
+        if self.state.rules and not before.rules:
+            self._remember_rules()
         for action in actions:
             if action is Action.REMOVE and before.rules:
-                self.metrics.fallbacks.labels(_REASONS[event]).inc()
+                self.metrics.fallback(_REASONS[event])
             _ACTIONS[action](self)
         if self.state.phase is not before.phase:
             log.info("server %s -> %s", before.phase.value, self.state.phase.value)
             self.metrics.up.set(self.state.phase is Phase.SERVING)
             if self.state.phase is Phase.STARTING and not self.state.managed:
                 self.watch.begin()
-        if self.state.rules is not before.rules:
-            self._write_state()
+        if before.rules and not self.state.rules:
+            self._remember_rules()
+
+    def _remember_rules(self) -> None:
+        self.child.remember(self.state.rules and self.params.setup_iptables)
+
+    def _take_over(self) -> None:
+        """What an earlier agent left: its server where it is the one we would run, else nothing."""
+        server, same = self.child.left_behind()
+        adopted = server is not None and same and self.state.managed
+        if not adopted:
+            self.keeper.remove(ruler.TEARDOWN_PATIENCE)
+            if server is not None:
+                log.info("ending the earlier agent's server, pid %d", server.pid)
+                time.sleep(LAMEDUCK)
+                server.end(self.engine.grace)
+        self.keeper.sweep()
+        if server is not None and adopted:
+            log.info("taking over %s, pid %d", self.engine.name, server.pid)
+            self.state = replace(self.state, rules=self.keeper.present() > 0)
+            self.watch.begin()
+            self.child.attach(server)
+            self._remember_rules()
+            self._feed(Event.ADOPTED)
 
     def _start(self) -> None:
-        self._starts += 1
-        if self._starts > 1:
-            self.metrics.restarts.inc()
         self.watch.begin()
-        argv = self.engine.argv()
-        log.info("starting %s", " ".join(argv))
-        try:
-            self._attach(servers.start(argv, self.directory))
-        except OSError as error:
-            log.error("%s cannot be started: %s", argv[0], error.strerror)
+        if not self.child.start():
             self._feed(Event.EXITED)
 
-    def _attach(self, server: servers.Server) -> None:
-        if self.server is None:
-            self.watch.begin()
-        self.server = server
-        self.selector.register(server.pidfd, selectors.EVENT_READ)
-        self._write_state()
-
     def _ended(self) -> None:
-        assert self.server is not None
-        server, self.server = self.server, None
         never_answered = self.state.phase is Phase.STARTING
         # The rules go before anything else is done about it.
         self._feed(Event.EXITED)
-        self.selector.unregister(server.pidfd)
-        log.error("%s, pid %d: %s", self.engine.name, server.pid, server.reap())
+        self.child.bury()
         if never_answered:
             for line in diagnose.port_users(self.link.addresses, self.params.dns_port):
                 log.error("%s", line)
-        self._write_state()
 
     def _kill(self) -> None:
-        if self.server is None:
+        if self.child.server is None:
             return
-        server, self.server = self.server, None
-        self.selector.unregister(server.pidfd)
-        gentle = server.end(self.engine.grace if self.signals.stop else 0.5)
-        log.info("%s, pid %d: ended%s", self.engine.name, server.pid, "" if gentle else " by force")
+        self.child.end(self.engine.grace if self.signals.stop else 0.5)
         if not self.signals.stop:
             self._feed(Event.EXITED)
 
     def _reload(self) -> None:
-        if self.server is not None and (self.engine.changed or self._forced):
-            self.metrics.reloads.inc()
-            self.engine.reload(self.server)
+        if self.child.reload(self._forced):
+            self.watch.reloading(time.monotonic())
 
     def _install(self) -> None:
         self.keeper.install()
@@ -280,19 +250,8 @@ class Agent:
     def _remove(self) -> None:
         self.keeper.remove(ruler.FALLBACK_PATIENCE)
 
-    def _write_state(self) -> None:
-        server = self.server
-        self.file.write(
-            argv=tuple(self.engine.argv()),
-            addresses=self._addresses(),
-            port=self.params.dns_port,
-            rules=self.state.rules and self.params.setup_iptables,
-            server_pid=server.pid if server else 0,
-            server_start=(servers.started_at(server.pid) or 0) if server else 0,
-        )
-
-    def _statistics(self) -> dict[str, float]:
-        return dict(self.engine.statistics()) if self.server is not None else {}
+    def _statistics(self) -> Mapping[str, float]:
+        return self.child.statistics()
 
     def _rules_present(self) -> float:
         return float(self.keeper.present())
@@ -313,12 +272,12 @@ class Agent:
             log.error("the rules stay, and so do server and link: %s", error)
             return 3
         if had_rules:
-            self.metrics.fallbacks.labels("stopped").inc()
+            self.metrics.fallback("stopped")
             time.sleep(LAMEDUCK)
         self.signals.stop = self.signals.stop or "error"
         self._kill()
         self.state = replace(self.state, phase=Phase.STOPPED, rules=False)
-        self.file.remove()
+        self.child.forget()
         status = 0
         if self.params.setup_interface:
             try:

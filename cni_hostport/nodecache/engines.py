@@ -17,7 +17,7 @@ from typing import Literal
 
 from cni_hostport.host import commands, nodecache_files, nodecache_server
 from cni_hostport.host.nodecache_server import Server
-from cni_hostport.nodecache import coreparse, unbound
+from cni_hostport.nodecache import coreparse, unbound, unboundconf
 from cni_hostport.nodecache.flags import Params
 
 log = logging.getLogger(__name__)
@@ -140,20 +140,20 @@ class Unbound:
     def statistics(self) -> Mapping[str, float]:
         """Its counters since its start; none where it does not answer."""
         try:
-            return unbound.statistics(
+            return unboundconf.statistics(
                 nodecache_server.control(self.control_socket, "stats_noreset", 1.0)
             )
         except OSError:
             return {}
 
-    def _host(self) -> unbound.Host:
-        return unbound.Host(
+    def _host(self) -> unboundconf.Host:
+        return unboundconf.Host(
             control_socket=self.control_socket,
             directory=self.directory,
             own_addresses=self.own_addresses,
             port=self.port,
             threads=max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)))),
-            read_servers=lambda path: unbound.resolv_servers(
+            read_servers=lambda path: unboundconf.resolv_servers(
                 Path(path).read_text(encoding="utf-8", errors="replace")
             ),
         )

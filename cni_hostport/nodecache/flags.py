@@ -8,7 +8,7 @@ where a value of theirs had a trap, ``docs/node-cache.md`` says what we do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Literal, NamedTuple, cast
@@ -187,6 +187,8 @@ def parse(argv: Sequence[str]) -> Wanted:
         raise FlagError(f"extra command line arguments: {' '.join(rest)}")
     if "p" in given:
         given.setdefault("dns.port", given["p"])
+    if given.get("conf") == "stdin":
+        raise bad("conf", "stdin", "the agent must be able to write the file")
     return Wanted(_params(given))
 
 
@@ -201,11 +203,8 @@ def _params(given: dict[str, str]) -> Params:
     def flag(name: str) -> bool:
         return goflags.boolean(name, text(name))
 
+    unused = ("-corefile is not used: -conf names the file",) if "corefile" in given else ()
     local_ips, notes = parse_local_ips(text("localip"))
-    if "corefile" in given:
-        notes = (*notes, "-corefile is not used: -conf names the file")
-    if text("conf") == "stdin":
-        raise bad("conf", "stdin", "the agent must be able to write the file")
     return Params(
         local_ips=local_ips,
         setup_interface=flag("setupinterface"),
@@ -221,14 +220,7 @@ def _params(given: dict[str, str]) -> Params:
         skip_teardown=flag("skipteardown"),
         reload_with_signal=flag("reloadwithsignal"),
         prometheus_address=_listen("prometheus-listen-address", text("prometheus-listen-address")),
-        tls=TLSParams(
-            flag("tls-enabled"),
-            text("tls-cert-file"),
-            text("tls-private-key-file"),
-            text("tls-client-ca-file"),
-            cast("ClientAuth", text("tls-client-auth-type")),
-            text("tls-min-version"),
-        ),
+        tls=_tls(text, flag("tls-enabled")),
         conf=text("conf"),
         pidfile=text("pidfile"),
         dns_port=goflags.port("dns.port", text("dns.port")),
@@ -237,7 +229,18 @@ def _params(given: dict[str, str]) -> Params:
         engine_path=text("enginepath"),
         backend=cast("Backend", text("backend")),
         accept_health=flag("accepthealth"),
-        notes=notes,
+        notes=(*notes, *unused),
+    )
+
+
+def _tls(text: Callable[[str], str], enabled: bool) -> TLSParams:
+    return TLSParams(
+        enabled,
+        text("tls-cert-file"),
+        text("tls-private-key-file"),
+        text("tls-client-ca-file"),
+        cast("ClientAuth", text("tls-client-auth-type")),
+        text("tls-min-version"),
     )
 
 
@@ -275,21 +278,9 @@ def _link_name(name: str) -> str:
 def _listen(flag: str, value: str) -> str:
     if value in ("", "0"):
         return ""
-    if split_address(value) is None:
+    if goflags.split_address(value) is None:
         raise bad(flag, value, "must be host:port or :port")
     return value
-
-
-def split_address(value: str) -> tuple[str, int] | None:
-    """``host:port``, ``[v6]:port`` or ``:port`` as host and port; None for anything else."""
-    host, colon, number = value.rpartition(":")
-    if not colon or not number.isascii() or not number.isdigit() or int(number) > 65535:
-        return None
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        return None
-    return host, int(number)
 
 
 def usage() -> str:

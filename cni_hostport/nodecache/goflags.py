@@ -141,3 +141,15 @@ def address(text: str) -> IPv4Address | IPv6Address | None:
     if found.scope_id is not None:
         return None
     return found.ipv4_mapped or found
+
+
+def split_address(value: str) -> tuple[str, int] | None:
+    """``host:port``, ``[v6]:port`` or ``:port`` as host and port; None for anything else."""
+    host, colon, number = value.rpartition(":")
+    if not colon or not number.isascii() or not number.isdigit() or int(number) > 65535:
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return None
+    return host, int(number)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cni_hostport.host import nodecache_links as links
 from cni_hostport.host.nfsocket import NetfilterSocket
@@ -33,7 +32,10 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 300.0
 FORGIVE = 600.0
 _NFNLGRP_NFTABLES = 7
-_ROUTE_GROUPS = 0x1 | 0x10 | 0x100  # links, IPv4 and IPv6 addresses
+
+
+def _nothing() -> None:
+    return None
 
 
 class Calm:
@@ -54,7 +56,7 @@ class Calm:
 
 
 class Keeper:
-    """Link and rules of one agent."""
+    """Link and rules of one agent. ``on_link`` is called when the link was put right."""
 
     def __init__(
         self, params: Params, link: links.CacheLink, tools: Tools, metrics: Metrics
@@ -69,7 +71,8 @@ class Keeper:
         self._left_behind = False
         self._calm_rules, self._calm_link = Calm(), Calm()
         self._sources: dict[int, str] = {}
-        self._sockets: list[NetfilterSocket | socket.socket] = []
+        self.on_link: Callable[[], None] = _nothing
+        self._sockets: list[NetfilterSocket | links.ChangeEvents] = []
 
     def choose_backend(self) -> None:
         """Find the packet filter to use. Raises ruler.NoBackend."""
@@ -101,16 +104,15 @@ class Keeper:
     def listen(self, selector: selectors.BaseSelector) -> None:
         """Hear of changes that others make."""
         with contextlib.suppress(OSError):
-            route = socket.socket(
-                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
-            )
-            route.bind((0, _ROUTE_GROUPS))
-            self._add(selector, route, "link")
+            self._add(selector, links.ChangeEvents(), "link")
         with contextlib.suppress(OSError):
             self._add(selector, NetfilterSocket(group=_NFNLGRP_NFTABLES), "rules")
 
     def _add(
-        self, selector: selectors.BaseSelector, sock: NetfilterSocket | socket.socket, what: str
+        self,
+        selector: selectors.BaseSelector,
+        sock: NetfilterSocket | links.ChangeEvents,
+        what: str,
     ) -> None:
         selector.register(sock, selectors.EVENT_READ, what)
         self._sources[sock.fileno()] = what
@@ -123,11 +125,8 @@ class Keeper:
             return
         sock = key.fileobj
         with contextlib.suppress(OSError):  # ENOBUFS: some were lost; we look at everything anyway
-            if isinstance(sock, NetfilterSocket):
+            if isinstance(sock, NetfilterSocket | links.ChangeEvents):
                 sock.drain()
-            elif isinstance(sock, socket.socket):
-                while sock.recv(65536):
-                    pass
         soon = time.monotonic() + SETTLE
         if what == "link":
             self._link_at = min(self._link_at, max(soon, self._calm_link.not_before))
@@ -163,7 +162,7 @@ class Keeper:
     def accept(self) -> None:
         """Put in the accepting rules alone: a server listens, and no question reaches it."""
         with self._counted():
-            if self._backend is not None:
+            if self._backend is not None and self._params.accept_health:
                 log.info("the server cannot be asked: accepting its packets first")
                 self._backend.accept()
 
@@ -218,6 +217,7 @@ class Keeper:
         if report.added or report.removed:
             log.info("%s: added %s; removed %s", self._link.name, report.added, report.removed)
         if not first and report != links.LinkReport():
+            self.on_link()
             self._metrics.repairs.labels("link").inc()
             self._calm_link.repaired(now)
             self._link_at = max(self._link_at, self._calm_link.not_before)

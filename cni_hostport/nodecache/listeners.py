@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable
 
 from cni_hostport.host import nodecache_http as http
-from cni_hostport.nodecache.flags import Params, split_address
+from cni_hostport.nodecache.flags import Params
+from cni_hostport.nodecache.goflags import split_address
 from cni_hostport.nodecache.metrics import Metrics
 from cni_hostport.nodecache.unbound import Endpoints
 

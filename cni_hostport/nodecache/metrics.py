@@ -63,6 +63,7 @@ class Metrics:
         )
         self.fallbacks = self._counter("fallbacks", "Times the rules went away", "reason")
         self.repairs = self._counter("repairs", "Times something of ours was put right", "what")
+        self.fallen_back = 0
         self.restarts = self._counter("server_restarts", "Starts of the DNS server after the first")
         self.reloads = self._counter("reloads", "Configurations handed to the DNS server")
         self.up = Gauge(
@@ -88,6 +89,11 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"cni_hostport_nodecache_{name}", text, labels, registry=self.registry)
+
+    def fallback(self, reason: str) -> None:
+        """Count that the rules went away."""
+        self.fallbacks.labels(reason).inc()
+        self.fallen_back += 1
 
     def error(self, kind: str) -> None:
         """Count a setup error of upstream's kinds."""

@@ -16,7 +16,6 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cni_hostport.host import nodecache_files as files
-from cni_hostport.host import nodecache_links as links
 from cni_hostport.host.nodecache_probe import Prober
 from cni_hostport.host.nodecache_tools import ToolError, Tools
 from cni_hostport.nodecache import dnsmsg, ruler
@@ -64,7 +63,8 @@ def _clear_one(path: Path, folder: str) -> bool:
 def _answers(left: Left) -> bool:
     addresses = [ip_address(text) for text in left.addresses]
     prober = Prober(addresses, left.port, dnsmsg.status, dnsmsg.answers)
-    prober.own_links = links.links_with(addresses)
+    # While the rules stand every answer is the node's own server's.
+    prober.own_links = None
     try:
         for _ in range(2):
             prober.send(time.monotonic())
@@ -73,6 +73,8 @@ def _answers(left: Left) -> bool:
                 if not select.select(prober.sockets(), [], [], rest)[0]:
                     break
                 prober.receive(time.monotonic())
+                if any(t.refused for t in prober.targets):
+                    return False
                 if all(t.answered is not None for t in prober.targets):
                     return True
     finally:

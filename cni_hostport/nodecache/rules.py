@@ -15,9 +15,8 @@ from ipaddress import ip_address, ip_network
 from typing import Literal, NamedTuple
 
 from cni_hostport.model import Family
-from cni_hostport.netfilter import restore
+from cni_hostport.netfilter import restore, rulewords
 from cni_hostport.netfilter.restore import Rule, Table
-from cni_hostport.netfilter.rulewords import meaning_of
 from cni_hostport.nodecache.flags import LocalIP
 
 SKIP = "NodeLocal DNS Cache: skip conntrack"
@@ -153,7 +152,7 @@ def _plan_chain(
 ) -> ChainRepair | None:
     rules = table.rules(chain)
     ours = [rule for rule in rules if is_ours(rule)]
-    top_down = [meaning_of(args) for args in reversed(wanted)]
+    top_down = [rulewords.meaning_of(args) for args in reversed(wanted)]
     present = [rule.meaning for rule in ours]
     why: Literal["missing", "misplaced", "doubled", "stale"]
     if any(meaning not in present for meaning in top_down):

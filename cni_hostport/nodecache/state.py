@@ -28,6 +28,7 @@ class Left(BaseModel):
     rules: bool = False
     server_pid: int = 0
     server_start: int = 0
+    fallbacks: int = 0
 
 
 class StateFile:

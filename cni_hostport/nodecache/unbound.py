@@ -8,51 +8,34 @@ unbound has one cache policy for all zones, so the shortest limits win.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_network
 
 from cni_hostport.nodecache import goflags
 from cni_hostport.nodecache.coreparse import Block, Directive
 from cni_hostport.nodecache.kubedns import split_server
+from cni_hostport.nodecache.unboundconf import (
+    DEFAULT_NEGATIVE_TTL,
+    DEFAULT_TTL,
+    Draft,
+    Host,
+    render,
+)
 
 # Directives whose work somebody else does: the agent, the supervisor, or unbound by itself.
 _DONE_ELSEWHERE = frozenset(
     {"errors", "health", "prometheus", "reload", "loop", "loadbalance", "ready"}
 )
-# Zones that unbound answers from built-in data unless told otherwise (RFC 6761, 6303).
-_BUILT_IN = (
-    "localhost.", "127.in-addr.arpa.", "home.arpa.", "onion.", "test.", "invalid.",
-    "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.ip6.arpa.",
-)  # fmt: skip
 _FORWARD_TUNING = frozenset(
     {"policy", "max_fails", "expire", "health_check", "max_concurrent", "next", "prefer_udp"}
     | {"max_connect_attempts", "failfast_all_unhealthy_upstreams", "max_idle_conns", "max_age"}
 )
-DEFAULT_TTL = 3600
-DEFAULT_NEGATIVE_TTL = 1800
 SUPPORTED = tuple(
     sorted(
         {*_DONE_ELSEWHERE, "bind", "bufsize", "cache", "debug", "dns64", "forward", "hosts", "log"}
     )
 )
-
-
-@dataclass(frozen=True)
-class Host:
-    """What this node adds: paths, own addresses, threads.
-
-    ``read_servers`` gives the name servers of a resolv.conf-style file, and
-    raises OSError where it cannot.
-    """
-
-    control_socket: str
-    directory: str
-    own_addresses: frozenset[str]
-    port: int
-    threads: int
-    read_servers: Callable[[str], Sequence[str]]
-    tls_bundle: str = "/etc/ssl/certs/ca-certificates.crt"
 
 
 @dataclass(frozen=True)
@@ -70,26 +53,6 @@ class Translation:
     text: str
     notes: tuple[str, ...]
     files: tuple[str, ...]
-
-
-@dataclass
-class _Draft:
-    """Collects while the blocks are walked; becomes a Translation."""
-
-    host: Host
-    notes: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    listen: dict[tuple[str, int], None] = field(default_factory=dict)
-    forwards: dict[str, list[str]] = field(default_factory=dict)
-    ttls: list[int] = field(default_factory=list)
-    negative: list[int] = field(default_factory=list)
-    server: dict[str, str] = field(default_factory=dict)
-    local: list[str] = field(default_factory=list)
-    loopback: bool = False
-
-    def note(self, directive: Directive, why: str) -> None:
-        words = " ".join((directive.name, *directive.args))
-        self.notes.append(f"line {directive.line}: {words}: {why}")
 
 
 def endpoints(blocks: Iterable[Block]) -> Endpoints:
@@ -120,7 +83,7 @@ def forward_files(blocks: Iterable[Block]) -> tuple[str, ...]:
 
 def translate(blocks: Sequence[Block], host: Host) -> Translation:
     """Unbound's configuration for a Corefile's blocks. Never fails: what it cannot do it notes."""
-    draft = _Draft(host)
+    draft = Draft(host)
     binds = {tuple(d.args) for b in blocks for d in b.all("bind")}
     if len(binds) > 1:
         draft.notes.append(
@@ -132,10 +95,10 @@ def translate(blocks: Sequence[Block], host: Host) -> Translation:
             _directive(directive, zones, draft)
         if not block.all("forward") and not block.all("hosts"):
             draft.notes.append(f"line {block.line}: {' '.join(block.keys)} forwards nowhere")
-    return Translation(_text(draft), tuple(dict.fromkeys(draft.notes)), tuple(draft.files))
+    return Translation(render(draft), tuple(dict.fromkeys(draft.notes)), tuple(draft.files))
 
 
-def _zones(block: Block, draft: _Draft) -> tuple[str, ...]:
+def _zones(block: Block, draft: Draft) -> tuple[str, ...]:
     ports: dict[int, None] = {}
     zones: list[str] = []
     for key in block.keys:
@@ -183,7 +146,7 @@ def _reverse(zone: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _directive(directive: Directive, zones: tuple[str, ...], draft: _Draft) -> None:
+def _directive(directive: Directive, zones: tuple[str, ...], draft: Draft) -> None:
     name = directive.name
     if name in _DONE_ELSEWHERE or name == "bind":
         return
@@ -192,7 +155,7 @@ def _directive(directive: Directive, zones: tuple[str, ...], draft: _Draft) -> N
     elif name == "cache":
         _cache(directive, draft)
     elif name == "hosts":
-        _hosts(directive, zones, draft)
+        _hosts(directive, draft)
     elif name == "dns64":
         draft.server["module-config"] = '"dns64 iterator"'
         prefix = next((a for a in directive.args if "/" in a), "64:ff9b::/96")
@@ -214,7 +177,7 @@ def _seconds(text: str) -> int | None:
     return None if found is None else int(found)
 
 
-def _cache(directive: Directive, draft: _Draft) -> None:
+def _cache(directive: Directive, draft: Draft) -> None:
     numbers = [int(a) for a in directive.args[:1] if a.isdigit()]
     ttl = numbers[0] if numbers else DEFAULT_TTL
     negative = min(ttl, DEFAULT_NEGATIVE_TTL)
@@ -241,7 +204,7 @@ def _cache(directive: Directive, draft: _Draft) -> None:
     draft.negative.append(negative)
 
 
-def _hosts(directive: Directive, _zones: tuple[str, ...], draft: _Draft) -> None:
+def _hosts(directive: Directive, draft: Draft) -> None:
     if any(arg.startswith("/") for arg in directive.args):
         draft.note(directive, "unbound reads no hosts file; entries in the block are honoured")
     for inner in directive.body:
@@ -255,37 +218,36 @@ def _hosts(directive: Directive, _zones: tuple[str, ...], draft: _Draft) -> None
             draft.local.append(f'local-data-ptr: "{inner.name} {host_name}"')
 
 
-def _forward(directive: Directive, zones: tuple[str, ...], draft: _Draft) -> None:
+def _forward(directive: Directive, zones: tuple[str, ...], draft: Draft) -> None:
     if not directive.args[1:]:
         draft.note(directive, "no server to forward to")
         return
     lines = _forward_options(directive, draft)
-    tls_name = next((d.args[0] for d in directive.inside("tls_servername") if d.args), "")
     servers: list[str] = []
     for to in directive.args[1:]:
         servers.extend(_from_file(directive, to, draft) if to.startswith("/") else (to,))
-    tls = [s for s in servers if s.startswith("tls://")]
-    if tls and len(tls) < len(servers):
-        draft.note(directive, "unbound forwards a zone by TLS or in the clear: TLS is used")
+    tls = any(server.startswith("tls://") for server in servers)
     if tls:
+        if not all(server.startswith("tls://") for server in servers):
+            draft.note(directive, "unbound forwards a zone by TLS or in the clear: TLS is used")
         lines.append("forward-tls-upstream: yes")
         draft.server["tls-cert-bundle"] = f'"{draft.host.tls_bundle}"'
-    for server in servers:
-        address = _forward_address(directive, server, tls_name if tls else "", bool(tls), draft)
-        if address:
-            lines.append(f"forward-addr: {address}")
-    if not any(line.startswith("forward-addr") for line in lines):
+    found = [_forward_address(directive, server, tls, draft) for server in servers]
+    lines += [f"forward-addr: {address}" for address in found if address]
+    if not any(found):
         draft.note(directive, "no usable server: the zone is refused until there is one")
-        return
     origin = directive.args[0]
     for zone in zones if origin == "." else _reverse(origin):
+        if not any(found):
+            draft.local.append(f'local-zone: "{zone}" refuse')
+            continue
         if zone in draft.forwards:
             draft.note(directive, f"{zone} is forwarded already")
         else:
             draft.forwards[zone] = lines
 
 
-def _forward_options(directive: Directive, draft: _Draft) -> list[str]:
+def _forward_options(directive: Directive, draft: Draft) -> list[str]:
     lines = []
     for inner in directive.body:
         if inner.name == "force_tcp":
@@ -297,7 +259,7 @@ def _forward_options(directive: Directive, draft: _Draft) -> list[str]:
     return lines
 
 
-def _from_file(directive: Directive, path: str, draft: _Draft) -> Sequence[str]:
+def _from_file(directive: Directive, path: str, draft: Draft) -> Sequence[str]:
     draft.files.append(path)
     try:
         return draft.host.read_servers(path)
@@ -306,9 +268,8 @@ def _from_file(directive: Directive, path: str, draft: _Draft) -> Sequence[str]:
         return ()
 
 
-def _forward_address(
-    directive: Directive, server: str, tls_name: str, tls: bool, draft: _Draft
-) -> str | None:
+def _forward_address(directive: Directive, server: str, tls: bool, draft: Draft) -> str | None:
+    tls_name = next((d.args[0] for d in directive.inside("tls_servername") if d.args), "")
     bare, _, zone = server.removeprefix("dns://").removeprefix("tls://").partition("%")
     host, port = split_server(bare)
     address = goflags.address(host)
@@ -324,72 +285,3 @@ def _forward_address(
     return f"{address}{link}@{number}" + (
         f"#{tls_name or zone}" if tls and (tls_name or zone) else ""
     )
-
-
-def _text(draft: _Draft) -> str:
-    host = draft.host
-    options: dict[str, str] = {
-        "directory": f'"{host.directory}"',
-        "chroot": '""',
-        "username": '""',
-        "pidfile": '""',
-        "use-syslog": "no",
-        "do-daemonize": "no",
-        "verbosity": "0",
-        "num-threads": str(host.threads),
-        "so-reuseport": "yes",
-        "ip-freebind": "yes",
-        "outgoing-num-tcp": "256",
-        "incoming-num-tcp": "256",
-        "module-config": '"iterator"',
-        "edns-buffer-size": "1232",
-        "cache-min-ttl": "0",
-        "cache-max-ttl": str(min(draft.ttls, default=DEFAULT_TTL)),
-        "cache-max-negative-ttl": str(min(draft.negative, default=DEFAULT_NEGATIVE_TTL)),
-        "infra-host-ttl": "30",
-        "infra-keep-probing": "yes",
-        "unblock-lan-zones": "yes",
-        "insecure-lan-zones": "yes",
-        "do-not-query-localhost": "no" if draft.loopback else "yes",
-        "minimal-responses": "no",
-        "hide-identity": "yes",
-        "hide-version": "yes",
-        **draft.server,
-    }
-    lines = ["# Written by cni-hostport node-cache; changes are lost.", "server:"]
-    lines += [f"    {name}: {value}" for name, value in options.items()]
-    lines += [f"    interface: {address}@{port}" for address, port in draft.listen]
-    lines += ["    access-control: 0.0.0.0/0 allow", "    access-control: ::0/0 allow"]
-    lines += [f'    local-zone: "{zone}" nodefault' for zone in _BUILT_IN]
-    if "." not in draft.forwards:
-        lines.append('    local-zone: "." refuse')
-        lines += [f'    local-zone: "{zone}" transparent' for zone in draft.forwards]
-    lines += [f"    {entry}" for entry in dict.fromkeys(draft.local)]
-    lines += ["remote-control:", "    control-enable: yes", "    control-use-cert: no"]
-    lines.append(f"    control-interface: {host.control_socket}")
-    for zone, servers in draft.forwards.items():
-        lines += ["forward-zone:", f'    name: "{zone}"', *(f"    {line}" for line in servers)]
-    return "\n".join(lines) + "\n"
-
-
-def resolv_servers(text: str) -> tuple[str, ...]:
-    """Name servers of a resolv.conf's text."""
-    found: list[str] = []
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == "nameserver" and not line.startswith(("#", ";")):
-            found.append(words[1])
-    return tuple(found)
-
-
-def statistics(text: str) -> Mapping[str, float]:
-    """The answer to ``stats_noreset``: numbers by name; lines of another form are left out."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        try:
-            if equals:
-                found[name] = float(value)
-        except ValueError:
-            continue
-    return found

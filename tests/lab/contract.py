@@ -12,11 +12,12 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from lab.chain import Json, Reply
-from lab.node import SAFE_PATH
+from lab.node import SAFE_PATH, wait_for
 from lab.stage import TYPE, Stage
 
 VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -93,23 +94,44 @@ class Caller:
         path: str | None = SAFE_PATH,
         timeout: float = 40.0,
     ) -> Reply:
-        """One call; a document is written as JSON, text and bytes go in as they are."""
+        """One call; a document gets the stage's backend, text and bytes go in as they are."""
         if isinstance(stdin, dict):
-            stdin = json.dumps(stdin)
+            stdin = json.dumps(self.document(stdin))
         data = stdin.encode() if isinstance(stdin, str) else stdin
-        whole = dict(env) if path is None else {"PATH": path, **env}
+        first = self.stage.runtime.env["PATH"] if path == SAFE_PATH else path
+        whole = dict(env) if first is None else {"PATH": first, **env}
         begin = time.monotonic()
         done = self.stage.node.run(self.binary, check=False, data=data, env=whole, timeout=timeout)
         return Reply(done.returncode, done.stdout, done.stderr, time.monotonic() - begin)
+
+    def document(self, config: Json) -> Json:
+        """The configuration with the stage's backend, unless it names one."""
+        return {"backend": self.stage.backend.name, **config}
 
     def verb(self, verb: str, document: Json | None = None, **env: str | None) -> Reply:
         """A good call of that verb, with these differences."""
         return self(env_of(verb, **env), conf(verb) if document is None else document)
 
+    def warm(self, **env: str | None) -> int:
+        """Have a helper, however loaded the machine is; its process id."""
+        for _ in range(10):
+            if self.verb("STATUS", conf("STATUS"), **env).status == 0:
+                break
+        # one that came second leaves again at once
+        assert wait_for(lambda: len(self.stage.node.helpers()) == 1, 10)
+        (helper,) = self.stage.node.helpers()
+        return helper
+
     def start(self, env: Mapping[str, str], **popen: Any) -> subprocess.Popen[bytes]:
         """Start a call with pipes; the caller feeds and reaps it."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | popen
-        return self.stage.node.popen(self.binary, env={"PATH": SAFE_PATH, **env}, **pipes)
+        path = self.stage.runtime.env["PATH"]
+        return self.stage.node.popen(self.binary, env={"PATH": path, **env}, **pipes)
+
+    def together(self, calls: Sequence[tuple[dict[str, str], Json | bytes]]) -> list[Reply]:
+        """Many calls that do not bear on each other, some at a time; their replies in order."""
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda each: self(*each), calls))
 
 
 def succeeded(reply: Reply, *, silent: bool = True) -> None:

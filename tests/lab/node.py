@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from lab.holder import processes_of
 
@@ -166,7 +166,7 @@ class Node:
     # -- doing things in it -------------------------------------------------------------------
 
     def _enter(self, netns: str | None) -> list[str]:
-        command = ["nsenter", *(option.format(pid=self.pid) for option in self.JOIN)]
+        command = ["/usr/bin/nsenter", *(option.format(pid=self.pid) for option in self.JOIN)]
         return [*command, f"--net={self.namespace_path(netns)}", "--"]
 
     def popen(
@@ -177,6 +177,7 @@ class Node:
         stdin: int | None = subprocess.DEVNULL,
         stdout: int | None = subprocess.DEVNULL,
         stderr: int | None = subprocess.DEVNULL,
+        **more: Any,
     ) -> subprocess.Popen[bytes]:
         """Start a command in the node (or in a named namespace of it)."""
         return subprocess.Popen(
@@ -186,6 +187,7 @@ class Node:
             stdout=stdout,
             stderr=stderr,
             cwd="/",
+            **more,
         )
 
     def run(
@@ -226,8 +228,16 @@ class Node:
         self.run("nft", "-f", "-", data=text.encode())
 
     def ruleset(self) -> str:
-        """The node's nft ruleset without counters, iptables-nft's tables included."""
-        return self.output("nft", "-s", "list", "ruleset")
+        """The node's rules without counters: nft's, iptables-nft's tables included, and legacy's."""
+        text = self.output("nft", "-s", "list", "ruleset")
+        for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
+            saved = self.output(tool)  # nothing where no table is loaded, and it loads none
+            text += "".join(
+                line.partition(" [")[0] + "\n" if line.startswith(":") else line + "\n"
+                for line in saved.splitlines()
+                if not line.startswith("#")
+            )
+        return text
 
     def sysctl(self, key: str, value: str | None = None, *, netns: str | None = None) -> str:
         """Read, or write, a /proc/sys value of a network namespace."""

@@ -10,7 +10,17 @@ import time
 import pytest
 
 from tests import standin
-from tests.calls import ROOT, body_of, call, cni_env, helpers_of, run_directory
+from tests.calls import (
+    FRONTS,
+    LAUNCHER,
+    ROOT,
+    body_of,
+    call,
+    cni_env,
+    helpers_of,
+    put_launcher_in,
+    run_directory,
+)
 
 BUNDLE = os.path.join(ROOT, "dist", "cni-hostport")
 CONF = json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "cni-hostport"}).encode()
@@ -24,12 +34,25 @@ def run_dir():
         yield path
 
 
+@pytest.fixture(scope="module", params=FRONTS)
+def folder(request, tmp_path_factory):
+    """A copy at a path with a space and other letters; with and without the launcher."""
+    if request.param == "launcher" and not os.path.exists(LAUNCHER):
+        pytest.skip("no build/launcher: ./build.sh test compiles it")
+    copy = str(tmp_path_factory.mktemp("elsewhere") / "an öther place")
+    shutil.copytree(BUNDLE, copy, symlinks=True)
+    if os.path.exists(f"{copy}/cni-hostport-python"):  # built with --launcher
+        os.replace(f"{copy}/cni-hostport-python", f"{copy}/cni-hostport")
+    if request.param == "launcher":
+        put_launcher_in(copy)
+    return copy
+
+
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    """A copy at a path with a space and other letters, behind two links, one of them relative."""
-    home = tmp_path_factory.mktemp("elsewhere")
-    shutil.copytree(BUNDLE, home / "an öther place", symlinks=True)
-    os.symlink(home / "an öther place" / "cni-hostport", home / "first")
+def bundle(folder, tmp_path_factory):
+    """The executable behind two links, one of them relative."""
+    home = tmp_path_factory.mktemp("links")
+    os.symlink(f"{folder}/cni-hostport", home / "first")
     os.mkdir(home / "bin")
     os.symlink("../first", home / "bin" / "cni-hostport")
     return str(home / "bin" / "cni-hostport")
@@ -100,8 +123,8 @@ def test_a_deleted_working_directory(bundle, run_dir, server):
     assert call(run_dir, "ADD", CONF, argv=("/bin/sh", "-c", GONE, run_dir, bundle)).status == 0
 
 
-def test_without_proc(bundle, run_dir, server):
-    real = os.path.join(BUNDLE, "cni-hostport")  # links are resolved through /proc
+def test_without_proc(folder, run_dir, server):
+    real = os.path.join(folder, "cni-hostport")  # links are resolved through /proc
     argv = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh", real)
     assert call(run_dir, "ADD", CONF, argv=argv).status == 0
 
@@ -115,12 +138,21 @@ def test_a_reader_that_left(bundle, run_dir, server):
     assert process.wait(timeout=10) == 1
 
 
-def test_without_the_second_executable_it_still_answers(bundle, run_dir, tmp_path):
-    shutil.copytree(BUNDLE, tmp_path / "half", symlinks=True)
+def test_without_the_second_executable_it_still_answers(folder, run_dir, tmp_path):
+    shutil.copytree(folder, tmp_path / "half", symlinks=True)
     os.unlink(tmp_path / "half" / "cni-hostport-helper")
     half = (str(tmp_path / "half" / "cni-hostport"),)
     assert call(run_dir, "ADD", CONF, argv=half).json["code"] == 11
     assert call(run_dir, "DEL", CONF, argv=half).status == 0
+
+
+def test_a_launcher_alone_still_answers(run_dir, tmp_path):
+    if not os.path.exists(LAUNCHER):
+        pytest.skip("no build/launcher: ./build.sh test compiles it")
+    shutil.copy(LAUNCHER, tmp_path / "cni-hostport")
+    alone = (str(tmp_path / "cni-hostport"),)
+    assert call(run_dir, "ADD", CONF, argv=alone).json["code"] == 11
+    assert call(run_dir, "DEL", CONF, argv=alone).status == 0
 
 
 def test_the_call_that_starts_the_helper(bundle, run_dir, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lab.chain import Json
+from lab.node import wait_for
 from lab.rivals import squatter
 from lab.stage import TOOLS, TYPE, Backend, Stage, mapping
 from lab.test_install import exists, own_files, write
@@ -282,6 +283,21 @@ def test_a_running_pod_of_portmap_whose_port_a_process_has(node: Stage) -> None:
     node.node.run("rm", "/var/lib/cni/results/old")
     assert "9090/tcp" in found["reservation-conflict"]["text"]
     assert f"(pid {process.pid})" in found["reservation-conflict"]["text"]
+
+
+def test_somebody_who_keeps_setting_route_localnet_back(node: Stage) -> None:
+    def repairs() -> int:
+        status = json.loads(cli(node, "status", "--json").stdout)
+        return int(status["repairs"]["count"])
+
+    for _ in range(4):
+        before = repairs()
+        node.node.sysctl("net/ipv4/conf/cni0/route_localnet", "0")
+        node.node.run("nft", "flush", "ruleset")  # an event: the helper looks at once
+        assert wait_for(lambda count=before: repairs() > count, 10, 0.1)
+    found = doctor(node)["keeps-breaking"]
+    assert "somebody keeps" in found["text"]
+    assert "removed by" in found["mend"]
 
 
 def test_a_helper_that_cannot_repair(backend: Backend) -> None:

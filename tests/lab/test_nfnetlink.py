@@ -391,6 +391,19 @@ def test_events_tell_own_changes_from_foreign_ones(nft: Nftables) -> None:
     assert not select.select([events], [], [], 0)[0]
 
 
+def test_own_changes_wake_nobody_where_they_need_not_be_told(nft: Nftables) -> None:
+    events = NftEvents("shapes", own=nft.portid)
+    nft.apply([_port(p, f) for p in range(1, 200) for f in Family], [])
+    nft.apply([], [_port(1)])
+    assert not select.select([events], [], [], 0.05)[0]
+    other = Nftables("shapes")
+    other.apply([_port(1)], [])
+    seen = events.read()
+    assert (seen.ours, seen.writers) == (True, {other.portid})
+    nftcmd.load("flush map ip shapes ports\n")
+    assert events.read().culprits({nft.portid}) == ("nft",)
+
+
 @pytest.mark.parametrize(
     "text",
     ["flush ruleset\n", "delete table ip6 shapes\n", "add chain ip shapes new\n"],

@@ -17,15 +17,32 @@ from cni_hostport.cli import call as call_command
 from cni_hostport.host import queue
 from cni_hostport.model import AttachmentID
 from tests import standin
-from tests.calls import CONF, PROGRAM, SHIM, body_of, call, cni_env, run_directory, started
+from tests.calls import (
+    CONF,
+    FRONTS,
+    LAUNCHER,
+    PROGRAM,
+    ROOT,
+    SHIM,
+    behind,
+    body_of,
+    call,
+    cni_env,
+    fronted,
+    run_directory,
+    started,
+)
 
 ENV_KEYS = st.binary(min_size=1, max_size=30).filter(lambda b: b"\0" not in b and b"=" not in b)
 ENV_VALUES = st.binary(max_size=60).filter(lambda b: b"\0" not in b)
 
 
-@pytest.fixture
-def run_dir():
-    with run_directory() as path:
+@pytest.fixture(params=FRONTS)
+def run_dir(request):
+    """Every call is made through the Python plugin and through the launcher."""
+    if request.param == "launcher" and not os.path.exists(LAUNCHER):
+        pytest.skip("no build/launcher: ./build.sh test compiles it")
+    with behind(request.param), run_directory() as path:
         yield path
 
 
@@ -81,6 +98,17 @@ def test_foreign_frames_are_refused(head):
         shim.parse_request_header(head)
 
 
+def test_the_launcher_speaks_the_same_protocol():
+    with open(f"{ROOT}/packaging/launcher.c") as file:
+        text = file.read()
+    assert f"PROTOCOL = {shim.PROTOCOL}," in text
+    assert f"HEADER = {shim.HEADER_SIZE}," in text
+    assert f"MAX_STDIN = {shim.MAX_STDIN >> 20} << 20," in text
+    assert f'"{shim.RUN_DIR.decode()}"' in text
+    assert f'"/{shim.SOCKET_NAME.decode()}"' in text
+    assert len(text.splitlines()) <= 150
+
+
 # Answers without a helper
 
 
@@ -89,7 +117,9 @@ def test_version_is_a_constant_and_reads_no_stdin(run_dir, argv):
     reader, writer = os.pipe()  # never closed: who reads it waits for ever
     argv = [part for part in argv if part != PROGRAM[-1] or argv == PROGRAM]
     env = cni_env(run_dir, "VERSION")
-    done = subprocess.run(argv, stdin=reader, env=env, capture_output=True, timeout=10, check=True)
+    done = subprocess.run(
+        fronted(argv), stdin=reader, env=env, capture_output=True, timeout=10, check=True
+    )
     os.close(reader)
     os.close(writer)
     assert json.loads(done.stdout) == {
@@ -113,9 +143,9 @@ def test_a_bare_call_says_what_it_is(run_dir, command):
 
 
 def test_arguments_go_to_the_commands(run_dir):
-    done = subprocess.run([*SHIM, "version"], env={}, capture_output=True, check=True)
+    done = subprocess.run(fronted((*SHIM, "version")), env={}, capture_output=True, check=True)
     assert done.stdout.startswith(b"cni-hostport ")
-    done = subprocess.run([*SHIM, "nonsense"], env={}, capture_output=True, check=False)
+    done = subprocess.run(fronted((*SHIM, "nonsense")), env={}, capture_output=True, check=False)
     assert done.returncode == 2
 
 
@@ -158,7 +188,7 @@ def test_stdin_of_any_size_arrives_whole(run_dir, server, size):
 def test_of_too_much_stdin_one_byte_more_is_sent(run_dir, server):
     reader, writer = os.pipe()
     process = subprocess.Popen(
-        SHIM, stdin=reader, stdout=subprocess.PIPE, env=cni_env(run_dir, "ADD")
+        fronted(SHIM), stdin=reader, stdout=subprocess.PIPE, env=cni_env(run_dir, "ADD")
     )
     os.close(reader)
     with pytest.raises(BrokenPipeError), os.fdopen(writer, "wb") as pipe:
@@ -169,7 +199,7 @@ def test_of_too_much_stdin_one_byte_more_is_sent(run_dir, server):
 
 def test_a_caller_that_pauses_is_waited_for(run_dir, server):
     process = subprocess.Popen(
-        SHIM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=cni_env(run_dir, "STATUS")
+        fronted(SHIM), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=cni_env(run_dir, "STATUS")
     )
     process.stdin.write(b"one ")
     process.stdin.flush()
@@ -243,7 +273,7 @@ def test_a_reader_that_left_is_an_error_and_no_hang(run_dir, server):
     reader, writer = os.pipe()
     os.close(reader)
     process = subprocess.Popen(
-        SHIM, stdin=subprocess.DEVNULL, stdout=writer, env=cni_env(run_dir, "ADD")
+        fronted(SHIM), stdin=subprocess.DEVNULL, stdout=writer, env=cni_env(run_dir, "ADD")
     )
     os.close(writer)
     assert process.wait(timeout=10) == 1
@@ -255,7 +285,7 @@ def test_a_non_blocking_stdout_gets_everything(run_dir):
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     process = subprocess.Popen(
-        SHIM, stdin=subprocess.DEVNULL, stdout=writer, env=cni_env(run_dir, "ADD")
+        fronted(SHIM), stdin=subprocess.DEVNULL, stdout=writer, env=cni_env(run_dir, "ADD")
     )
     os.close(writer)
     time.sleep(0.2)
@@ -268,7 +298,7 @@ def test_a_non_blocking_stdout_gets_everything(run_dir):
 def test_stdin_that_cannot_be_read_is_empty(run_dir, server):
     unreadable = os.open("/dev/null", os.O_WRONLY)
     process = subprocess.Popen(
-        SHIM, stdin=unreadable, stdout=subprocess.PIPE, env=cni_env(run_dir, "ADD")
+        fronted(SHIM), stdin=unreadable, stdout=subprocess.PIPE, env=cni_env(run_dir, "ADD")
     )
     os.close(unreadable)
     out, _ = process.communicate(timeout=10)
@@ -441,6 +471,7 @@ def test_status_waits_no_longer_for_one_that_is_slow(run_dir):
 
 @pytest.mark.parametrize(("command", "code"), [("ADD", 11), ("CHECK", 11), ("STATUS", 50)])
 def test_a_helper_that_dies_is_noticed_and_its_last_words_told(run_dir, command, code):
+    with_a_record(run_dir)
     outcome = call(run_dir, command, argv=PROGRAM, env={"CNI_HOSTPORT_STANDIN": "die"})
     assert (outcome.status, outcome.json["code"]) == (1, code)
     assert "status 3: stand-in: cannot live" in outcome.json["msg"]
@@ -448,7 +479,14 @@ def test_a_helper_that_dies_is_noticed_and_its_last_words_told(run_dir, command,
     assert outcome.seconds < 8
 
 
+def with_a_record(run_dir):
+    """Something to do: without it a DEL or CHECK needs no helper."""
+    os.makedirs(f"{run_dir}/records")
+    open(f"{run_dir}/records/aaaaaaaaaaaaaaaa.json", "w").close()
+
+
 def test_del_is_queued_where_no_helper_lives(run_dir):
+    with_a_record(run_dir)
     outcome = call(run_dir, "DEL", argv=PROGRAM, env={"CNI_HOSTPORT_STANDIN": "die"})
     assert (outcome.status, outcome.out) == (0, b"")
     assert len(outcome.err.splitlines()) == 1
@@ -635,7 +673,7 @@ def _popen(run_dir, command, stdin=None, argv=SHIM, env=None):
     os.write(memory, data)
     os.lseek(memory, 0, 0)
     process = subprocess.Popen(
-        argv,
+        fronted(argv),
         stdin=memory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

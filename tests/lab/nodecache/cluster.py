@@ -1,6 +1,6 @@
 """A pod, a node and a cluster's DNS in network namespaces, and the agent on the node.
 
-pod (10.244.1.2, fd00:244::2) -- node -- backend (10.244.2.2, fd00:244:2::2).
+pod (10.244.1.2, fd00:244:1::2) -- node -- backend (10.244.2.2, fd00:244:2::2).
 The node translates 10.0.0.10:53 and fd00:0:0:10::10:53 to the backend as
 kube-proxy does.
 """
@@ -54,7 +54,7 @@ TEMPLATE = """cluster.local:53 {
 
 
 def sh(command: str, check: bool = True) -> str:
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise AssertionError(f"{command}: {done.stderr}{done.stdout}")
     return done.stdout
@@ -100,15 +100,16 @@ class Cluster:
         for name in (self.node, self.pod, self.backend):
             sh(f"ip netns add {name}; ip -n {name} link set lo up")
         for name, net in ((self.pod, 1), (self.backend, 2)):
+            six = f"fd00:244:{net}"
             sh(f"ip -n {self.node} link add v{net} type veth peer name eth0 netns {name}")
             sh(
                 f"ip -n {self.node} addr add 10.244.{net}.1/24 dev v{net};"
-                f"ip -n {self.node} addr add fd00:244:{net if net > 1 else 0}::1/64 dev v{net} nodad;"
+                f"ip -n {self.node} addr add {six}::1/64 dev v{net} nodad;"
                 f"ip -n {self.node} link set v{net} up; ip -n {name} link set eth0 up;"
                 f"ip -n {name} addr add 10.244.{net}.2/24 dev eth0;"
-                f"ip -n {name} addr add fd00:244:{net if net > 1 else 0}::2/64 dev eth0 nodad;"
+                f"ip -n {name} addr add {six}::2/64 dev eth0 nodad;"
                 f"ip -n {name} route add default via 10.244.{net}.1;"
-                f"ip -n {name} -6 route add default via fd00:244:{net if net > 1 else 0}::1"
+                f"ip -n {name} -6 route add default via {six}::1"
             )
         self.on_node("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
         for tool, service, to in (
@@ -206,7 +207,8 @@ class Cluster:
         )  # fmt: skip
         load = Load(out)
         try:
-            time.sleep(0.3)
+            until(Path(f"{out}.begun").exists)
+            time.sleep(0.2)
             yield load
         finally:
             process.terminate()
@@ -290,10 +292,8 @@ class Agent:
         return self
 
     def _wait(self, what: Callable[[], bool], seconds: float) -> None:
-        try:
+        with contextlib.suppress(AssertionError):
             until(lambda: what() or self.process.poll() is not None, seconds)
-        except AssertionError:
-            pass
         assert what(), self.log.read_text()
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 20) -> int:

@@ -7,6 +7,7 @@ times of the system's monotonic clock. Names that hold "%" get the number of the
 question in its place.
 """
 
+import contextlib
 import json
 import random
 import selectors
@@ -41,13 +42,13 @@ def main() -> None:
             sock.connect((server, port))
             number = random.randrange(65536)
             done.append([time.monotonic(), None, None])
-            try:
+            with contextlib.suppress(OSError):
                 sock.send(question(number, names[count % len(names)].replace("%", str(count))))
-            except OSError:
-                pass
             waiting[sock] = (len(done) - 1, number)
             selector.register(sock, selectors.EVENT_READ)
             count += 1
+            if count == 20:
+                open(f"{out}.begun", "w").close()
         for key, _ in selector.select(0.002):
             sock = key.fileobj
             index, number = waiting[sock]

@@ -20,9 +20,14 @@ import threading
 import time
 
 
+def text_of(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
 def told() -> str:
     try:
-        return open(os.environ["STANDIN"]).read()
+        return text_of(os.environ["STANDIN"])
     except (OSError, KeyError):
         return ""
 
@@ -66,9 +71,9 @@ def main() -> None:
     note(f"start {os.getpid()} {' '.join(args)}")
     if "exit" in told():
         sys.exit(1)
-    signal.signal(signal.SIGUSR1, lambda *_: note("usr1 " + open(conf).read().split("\n")[0]))
+    signal.signal(signal.SIGUSR1, lambda *_: note("usr1 " + text_of(conf).split("\n")[0]))
     signal.signal(signal.SIGTERM, lambda *_: None if "stubborn" in told() else stop())
-    addresses = {a for line in re.findall(r"bind (.*)", open(conf).read()) for a in line.split()}
+    addresses = {a for line in re.findall(r"bind (.*)", text_of(conf)) for a in line.split()}
     selector = selectors.DefaultSelector()
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

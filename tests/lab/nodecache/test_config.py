@@ -11,6 +11,7 @@ import pytest
 from lab.nodecache.cluster import BACKEND, LOCAL, LOCAL6, SERVICE6, Cluster, until
 
 pytestmark = pytest.mark.lab
+FROM_SOURCE = True
 
 
 def mount(folder: Path, data: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from lab.nodecache.cluster import LOCAL, LOCAL6, SERVICE6, Agent, Cluster, until
 
 pytestmark = pytest.mark.lab
+FROM_SOURCE = True
 BACKENDS = pytest.mark.parametrize("backend", ["iptables", "nftables"])
 
 

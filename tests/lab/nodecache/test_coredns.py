@@ -9,6 +9,7 @@ import pytest
 from lab.nodecache.cluster import HERE, LOCAL, SERVICE, Agent, Cluster, until
 
 pytestmark = pytest.mark.lab
+FROM_SOURCE = True
 STANDIN = str(HERE / "standin.py")
 
 
@@ -35,7 +36,7 @@ def test_command_line_corefile_and_end(cluster: Cluster) -> None:
     assert noted(cluster)[0].endswith(f"-conf {conf} -dns.port 53 -quiet")
     text = conf.read_text()
     assert f"bind {LOCAL} {SERVICE}" in text and "force_tcp" in text and "PILLAR" not in text
-    until(lambda: (cluster.folder / "pid").exists())
+    until((cluster.folder / "pid").exists)
     assert int((cluster.folder / "pid").read_text()) > 1
     assert cluster.dig("x.cluster.local") == "10.9.9.9 7"
     assert agent.stop() == 0

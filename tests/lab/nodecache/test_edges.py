@@ -12,6 +12,7 @@ import pytest
 from lab.nodecache.cluster import LOCAL, LOCAL6, SERVICE, Cluster, until
 
 pytestmark = pytest.mark.lab
+FROM_SOURCE = True
 
 
 def curl(cluster: Cluster, url: str, *more: str) -> str:
@@ -53,7 +54,8 @@ def certificate(folder: Path) -> None:
     for name in ("server", "client"):
         openssl(f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}")
         openssl(
-            f"x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out {name}.crt -days 2"
+            f"x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial"
+            f" -out {name}.crt -days 2"
         )
 
 
@@ -103,7 +105,8 @@ def test_processes_run(cluster: Cluster, ips: str, backend: str, tmp_path: Path)
     )
     setup, check, again, teardown, left = json.loads(cluster.on_node(f"{sys.executable} {script}"))
     print(
-        f"\nprocesses, {backend}, {ips}: set-up {setup}, check {check} then {again}, teardown {teardown}"
+        f"\nprocesses, {backend}, {ips}: set-up {setup}, check {check} then {again},"
+        f" teardown {teardown}"
     )
     assert max(setup, check, again, teardown) <= 3 and left == 0 and again == 0
 
@@ -131,7 +134,8 @@ def test_accepthealth_opens_the_health_port_only_when_asked(cluster: Cluster) ->
 def test_a_port_in_use_is_told_with_its_owner(cluster: Cluster) -> None:
     blocker = cluster.spawn(
         cluster.node,
-        [sys.executable, "-c", "import socket,time; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM);"
+        [sys.executable, "-c", "import socket, time;"
+         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM);"
          "s.bind(('0.0.0.0', 53)); time.sleep(60)"],
     )  # fmt: skip
     time.sleep(0.3)

@@ -12,7 +12,9 @@ import yaml
 from kubernetes_validate.utils import all_versions
 
 ROOT = Path(__file__).parents[3]
-MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
+MANIFESTS = sorted(
+    p for p in (ROOT / "deploy").rglob("*.yaml") if "\napiVersion:" in "\n" + p.read_text()
+)
 OLDEST = (1, 30)
 VERSIONS = sorted(
     {".".join(v.split(".")[:2]) for v in all_versions()}, key=lambda v: int(v.split(".")[1])

@@ -71,6 +71,7 @@ CASES = {
         "helper", document={**document(), "helper": {**document()["helper"], "problem": "no nft"}}
     ),
     "other-version": with_("place", version="0.2.0"),
+    "keeps-breaking": with_("helper", breaking=True),
     "queue": with_("helper", document=document(queue=3)),
     "differs": with_("helper", differences=[ENTRY]),
     "stale": with_("helper", dead=[ENTRY]),

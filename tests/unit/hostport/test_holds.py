@@ -35,7 +35,7 @@ def open_ports(world: World) -> set[HostPort]:
     return {s.port for s in world.sockets}
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.permutations(SETS, 2))
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(SETS, 2)))
 def test_from_any_set_to_any_other(
     before: tuple[HostPort, ...], after: tuple[HostPort, ...]
 ) -> None:
@@ -47,7 +47,7 @@ def test_from_any_set_to_any_other(
     assert ("a" in holds.keys()) == bool(after)  # noqa: SIM118
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.permutations(SETS, 2))
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(SETS, 2)))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_errno_at_every_step(
     before: tuple[HostPort, ...], after: tuple[HostPort, ...], policy: ReservePorts

@@ -1,5 +1,7 @@
 """Upstream's command line (facts a2), both dash styles, and errors that name flag and value."""
 
+from pathlib import Path
+
 import pytest
 
 from cni_hostport.model import Family
@@ -166,3 +168,8 @@ def test_usage_names_every_flag() -> None:
 def test_go_durations(text: str, seconds: float | None) -> None:
     found = goflags.duration(text)
     assert found == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_the_manual_names_every_flag() -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "node-cache.md").read_text()
+    assert all(f"`-{flag.name}`" in manual for flag in flags.FLAGS)
