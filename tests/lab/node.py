@@ -228,8 +228,16 @@ class Node:
         self.run("nft", "-f", "-", data=text.encode())
 
     def ruleset(self) -> str:
-        """The node's nft ruleset without counters, iptables-nft's tables included."""
-        return self.output("nft", "-s", "list", "ruleset")
+        """The node's rules without counters: nft's, iptables-nft's tables included, and legacy's."""
+        text = self.output("nft", "-s", "list", "ruleset")
+        for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
+            saved = self.output(tool)  # nothing where no table is loaded, and it loads none
+            text += "".join(
+                line.partition(" [")[0] + "\n" if line.startswith(":") else line + "\n"
+                for line in saved.splitlines()
+                if not line.startswith("#")
+            )
+        return text
 
     def sysctl(self, key: str, value: str | None = None, *, netns: str | None = None) -> str:
         """Read, or write, a /proc/sys value of a network namespace."""
