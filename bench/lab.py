@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from lab.node import NODE4, Node
 
@@ -56,7 +55,7 @@ class BenchNode:
         self._agent = node.popen(
             sys.executable,
             "-I",
-            str(ROOT / "bench/agent.py"),
+            str(plugins.ROOT / "bench/agent.py"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None,

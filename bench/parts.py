@@ -6,6 +6,7 @@ Everybody takes turns inside a part, call by call, so that a noisy machine is no
 import contextlib
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from bench import calls, plugins
@@ -99,28 +100,31 @@ def start_cost(bench):
 def by_others(bench):
     """Each verb with 0, 100, 1,000 and 10,000 other mappings on the node."""
     peers = bench.peers
-    reference = BenchNode("ours")  # stays empty: what growing costs is seen within one run
-    reference.warm(plugins.OURS)
-    try:
-        with bench.nodes(peers) as nodes:
-            for others in (0, 100, 1000) if bench.quick else (0, 100, 1000, 10000):
-                for plugin in peers:
-                    if plugin is not plugins.FRONT:
-                        bench.say(f"  {plugin.name}: {others} others")
-                        nodes[plugin.node].fill(plugin, others)
-                rounds = (
-                    (4 if others < 1000 else 3) if bench.quick else (25 if others < 1000 else 15)
-                )
-                slow = [p for p in peers if p.type == "portmap"] if others >= 10000 else []
-                fast = [p for p in peers if p not in slow]
-                empty = plugins.Plugin(**{**vars(plugins.OURS), "name": "empty", "node": "empty"})
-                ports = calls.mappings(PORT)
-                at = {**nodes, "empty": reference}
-                turns(bench, at, [*fast, empty], rounds, ports, ("others", others))
-                if slow:
-                    turns(bench, nodes, slow, 3, ports, ("others", others))
-    finally:
-        reference.close()
+    # stays empty: what growing costs is seen within one run, call beside call
+    empties = [
+        replace(p, name=f"empty-{p.name}", node="empty")
+        for p in peers
+        if p in (plugins.OURS, plugins.FRONT)
+    ]
+    with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(bench.nodes(peers))
+        if empties:
+            nodes["empty"] = BenchNode("ours")
+            stack.callback(nodes["empty"].close)
+            nodes["empty"].warm(plugins.OURS)
+        for others in (0, 100, 1000) if bench.quick else (0, 100, 1000, 10000):
+            peers = [p for p in bench.peers if p.most >= others]
+            for plugin in peers:
+                if plugin is not plugins.FRONT:
+                    bench.say(f"  {plugin.name}: {others} others")
+                    nodes[plugin.node].fill(plugin, others)
+            ports = calls.mappings(PORT)
+            rounds = 3 if bench.quick or others >= 10000 else 20
+            turns(bench, nodes, peers, rounds, ports, ("others", others))
+            grown = [p for p in peers if p in (plugins.OURS, plugins.FRONT)]
+            rounds = 6 if bench.quick else 40
+            if others:
+                turns(bench, nodes, [*grown, *empties], rounds, ports, ("flat", others))
 
 
 def by_shape(bench):
@@ -155,11 +159,12 @@ def bursts(bench):
 
 def connections(bench):
     """New connections a second from another host, by number of mappings and place among them."""
-    peers = [p for p in bench.peers if p is not plugins.FRONT]
+    everybody = [p for p in bench.peers if p is not plugins.FRONT]
     sizes = (1, 1000) if bench.quick else (1, 1000, 10000)
     rounds, count = (3, 100) if bench.quick else (12, 400)
     rates = {}
     for size in sizes:
+        peers = [p for p in everybody if p.most >= size]
         with bench.nodes(peers) as nodes, contextlib.ExitStack() as stack:
             ones = {p.name: BenchNode(p.node) for p in peers}
             for plugin in peers:

@@ -30,10 +30,12 @@ class Plugin:
     backend: str | None = None
     flavour: str = ""
     ours: bool = False
+    most: int = 10000
+    """Others that a node can be given in the time of a run: ours come by real calls."""
 
     def binary(self):
         """The executable as the node sees it."""
-        if self.name.startswith("launcher"):
+        if "launcher" in self.name:
             return "/run/launcher/cni-hostport"
         if self.ours:
             return str(BUNDLE / "cni-hostport")
@@ -64,6 +66,7 @@ OURS_IPTABLES = Plugin(
     "iptables",
     "nft",
     True,
+    100,
 )
 ALL = (OURS, FRONT, NFT, IPTABLES, LEGACY, OURS_IPTABLES)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from cni_hostport.cni_env import NAME, REQUIRED, check_environment, netns_override, parse_args
 from cni_hostport.cni_fields import folded, items, string
 from cni_hostport.cni_json import Object, clean, decode_object, encode, fold, kind, shorten, show
-from cni_hostport.cni_mappings import find_source, parse_mappings
+from cni_hostport.cni_mappings import check_sources, find_source, parse_mappings
 from cni_hostport.cni_options import parse_options
 from cni_hostport.cni_result import check_version, read_network, read_prev_result, render_result
 from cni_hostport.errors import (
@@ -30,7 +30,7 @@ from cni_hostport.errors import (
     InvalidNetns,
     IOFailure,
 )
-from cni_hostport.model import Attachment, AttachmentID, PodAddress, PodRef, ReservePorts
+from cni_hostport.model import Attachment, AttachmentID, PodRef, ReservePorts
 
 SUPPORTED_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 NO_VERSION = "0.1.0"
@@ -168,6 +168,7 @@ def attachment_of(call: Call) -> Attachment:
     identity, prev_result = call.identity, call.prev_result
     if identity is None or prev_result is None:
         raise InvalidConfig("must be called as chained plugin", "there is no prevResult")
+    check_sources(call.fields)
     source = find_source(call.fields)
     mappings = parse_mappings(call.fields, source)
     options = parse_options(call.fields)
@@ -185,7 +186,7 @@ def attachment_of(call: Call) -> Attachment:
         identity=identity,
         pod=PodRef(namespace=args.get("K8S_POD_NAMESPACE", ""), name=args.get("K8S_POD_NAME", "")),
         netns=call.netns,
-        addresses=tuple(PodAddress.of(a) for a in addresses),
+        addresses=addresses,
         mappings=mappings,
         options=options,
         interfaces=interfaces,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any, NoReturn
 
 from cni_hostport.cni_json import Object, fold, show
 from cni_hostport.errors import InvalidConfig
-from cni_hostport.model import IPInterface, IPNetwork
+from cni_hostport.model import IPNetwork, PodAddress, canonical_ip
 
 _CIDR = re.compile(r"([0-9A-Fa-f:.]+)/([0-9]{1,3})")
 _MAPPED_BITS = 96
@@ -109,20 +109,21 @@ def _split_cidr(field: str, value: object) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def interface_address(field: str, value: object) -> IPInterface:
+def interface_address(field: str, value: object) -> PodAddress:
     """An address with the prefix length of its network, host bits kept.
 
     An IPv4-mapped IPv6 address is IPv4, with the prefix length that remains.
     """
-    address, bits = _split_cidr(field, value)
+    text, bits = _split_cidr(field, value)
     try:
-        if ":" not in address:
-            return IPv4Interface((address, bits))
-        found = IPv6Interface((address, bits))
-        mapped = found.ip.ipv4_mapped
-        return found if mapped is None else IPv4Interface((mapped, bits - _MAPPED_BITS))
+        address = canonical_ip(text)
     except ValueError:
         refuse(field, value, "an address with a prefix length")
+    if address.version == 4 and ":" in text:
+        bits -= _MAPPED_BITS
+    if not 0 <= bits <= address.max_prefixlen:
+        refuse(field, value, "an address with a prefix length")
+    return PodAddress(address, bits)
 
 
 def network(field: str, value: object) -> IPNetwork:

@@ -54,13 +54,16 @@ def decode_text(text: str) -> Any:
             value = _without_surrogates(value)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise DecodeFailure("the input is not valid JSON", f"{error.msg} at {where}") from None
+        raise DecodeFailure(
+            "the input is not valid JSON", f"{error.msg.removesuffix(' at')} at {where}"
+        ) from None
     except RecursionError:
         raise DecodeFailure(
             "the input is not valid JSON", f"nested deeper than {MAX_DEPTH} levels"
         ) from None
     except ValueError as error:
-        raise DecodeFailure("the input is not valid JSON", shorten(str(error))) from None
+        words = str(error).partition(";")[0]  # what follows is advice to a Python programmer
+        raise DecodeFailure("the input is not valid JSON", shorten(words)) from None
     return value
 
 

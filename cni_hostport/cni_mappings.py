@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from cni_hostport.cni_fields import folded, integer, items, refuse, string
+from cni_hostport.cni_fields import boolean, folded, integer, items, refuse, string
 from cni_hostport.cni_json import Object, decode_text, show
 from cni_hostport.errors import DecodeFailure, InvalidConfig
 from cni_hostport.model import IPAddress, PortMapping, Protocol, canonical_ip
@@ -51,6 +51,21 @@ def find_source(config: Object) -> Source | None:
     if config.get("portmappingsannotation") is None:
         return None
     return _annotation(string("portMappingsAnnotation", config["portmappingsannotation"]), runtime)
+
+
+def check_sources(config: Object) -> None:
+    """Refuse a wrong list or name even where the runtime's own list is what counts.
+
+    Such a conflist would fail only for the pods for which the runtime passes none.
+    Raises ``InvalidConfig`` (code 7).
+    """
+    entries = config.get("portmappings", _MISSING)
+    if entries is not _MISSING:
+        parse_mappings(config, Source("portMappings", entries))
+    if config.get("portmappingsannotation") is not None:
+        string("portMappingsAnnotation", config["portmappingsannotation"])
+    for name, value in folded("capabilities", config.get("capabilities") or {}).items():
+        boolean(f"capabilities.{name}", value)
 
 
 def _annotation(name: str, runtime: Object) -> Source | None:

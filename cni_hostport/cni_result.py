@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cni_hostport.cni_fields import folded, ifname_error, interface_address, items, refuse
 from cni_hostport.cni_json import Object, encode, fold, kind, show
 from cni_hostport.errors import DecodeFailure, InvalidConfig
-from cni_hostport.model import Family, IPInterface, family_of
+from cni_hostport.model import FAMILIES, Family, PodAddress, family_of
 
 _SHAPES = (("0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.0"))
 """Versions whose results have one shape; the reference library refuses to cross them here."""
@@ -24,7 +24,7 @@ OLD_SHAPE = _SHAPES[0]
 class PodNetwork(NamedTuple):
     """The pod's addresses, first of each family, IPv4 first; and the links on the host's side."""
 
-    addresses: tuple[IPInterface, ...]
+    addresses: tuple[PodAddress, ...]
     interfaces: tuple[str, ...]
 
 
@@ -66,7 +66,7 @@ def read_network(prev_result: Object, version: str, ifname: str) -> PodNetwork:
     Raises ``InvalidConfig`` (code 7) naming the entry that is malformed, used or not.
     """
     fields = fold(prev_result)
-    found: dict[Family, IPInterface] = {}
+    found: dict[Family, PodAddress] = {}
     if version in OLD_SHAPE:
         for key in ("ip4", "ip6"):
             if fields.get(key) is not None:
@@ -110,7 +110,7 @@ def _name(index: int, entry: Object) -> str:
     return entry.get("name") or ""
 
 
-def _keep(found: dict[Family, IPInterface], address: IPInterface) -> None:
+def _keep(found: dict[Family, PodAddress], address: PodAddress) -> None:
     ip = address.ip
     # Nothing can be translated to these; a link-local address would need a link with it.
     if ip.is_unspecified or ip.is_loopback or ip.is_multicast:
@@ -121,5 +121,5 @@ def _keep(found: dict[Family, IPInterface], address: IPInterface) -> None:
     found.setdefault(family, address)
 
 
-def _sorted(found: dict[Family, IPInterface]) -> tuple[IPInterface, ...]:
-    return tuple(found[family] for family in Family if family in found)
+def _sorted(found: dict[Family, PodAddress]) -> tuple[PodAddress, ...]:
+    return tuple([found[family] for family in FAMILIES if family in found])

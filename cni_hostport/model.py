@@ -23,7 +23,6 @@ from ipaddress import (
     IPv6Network,
     ip_address,
     ip_interface,
-    ip_network,
 )
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast, dataclass_transform
 
@@ -272,7 +271,8 @@ class PodAddress:
     @property
     def network(self) -> IPNetwork:
         """The network the address is in."""
-        return ip_network((self.ip, self.prefixlen), strict=False)
+        host_bits = self.ip.max_prefixlen - self.prefixlen
+        return _network(self.ip.version, int(self.ip) >> host_bits << host_bits, self.prefixlen)
 
     def __str__(self) -> str:
         return f"{self.ip}/{self.prefixlen}"
@@ -287,6 +287,11 @@ class PodAddress:
 
     def __hash__(self) -> int:
         return hash((self.ip, self.prefixlen))
+
+
+@lru_cache(maxsize=64)  # a node has few networks, and making one costs more than all else here
+def _network(version: int, number: int, prefixlen: int) -> IPNetwork:
+    return IPv4Network((number, prefixlen)) if version == 4 else IPv6Network((number, prefixlen))
 
 
 _PodAddress = Annotated[
@@ -371,8 +376,9 @@ class Attachment(Model):
     def describe(self) -> str:
         """How an error names this attachment as an owner."""
         identity = self.identity
-        who = f"pod {self.pod} " if str(self.pod) else ""
-        return f"{who}(network {identity.network}, container {identity.container_id})"
+        if not str(self.pod):
+            return f"container {identity.container_id} (network {identity.network})"
+        return f"pod {self.pod} (network {identity.network}, container {identity.container_id})"
 
 
 def _claims(attachment: Attachment) -> tuple[HostPort, ...]:

@@ -2,7 +2,7 @@
  *
  * Forwards the CNI_* variables, stdin and two descriptors to the helper and copies the answer
  * back, in the frame that cni_hostport/shim.py owns. Decides nothing: whatever is not the
- * plain case (arguments, VERSION, no helper, another protocol, time over) is the Python
+ * plain case (arguments, VERSION, GC, no helper, another protocol, time over) is the Python
  * plugin's, which is executed in its place with stdin whole. Must never send a request twice:
  * once one was sent, that plugin is told why no answer came, as shim.py's hand_over has it. */
 #define _GNU_SOURCE
@@ -98,8 +98,8 @@ int main(int argc, char **argv) {
     if (!dir || !*dir) dir = "/run/cni-hostport";
     if (!(command = getenv("CNI_COMMAND"))) command = "";
     arguments = argv;
-    if (argc != 1 || !*command || !strcmp(command, "VERSION") || strlen(dir) > 90 ||
-        fcntl(0, F_GETFD) < 0 || fcntl(1, F_GETFD) < 0 || fcntl(2, F_GETFD) < 0) python(NULL);
+    if (argc != 1 || !*command || !strcmp(command, "VERSION") || !strcmp(command, "GC") ||
+        strlen(dir) > 90 || fcntl(0, F_GETFD) < 0 || fcntl(1, F_GETFD) < 0 || fcntl(2, F_GETFD) < 0) python(NULL);
     strcat(strcpy(to.sun_path, dir), "/helper.sock");
     int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (sock < 0 || connect(sock, (void *)&to, sizeof to) < 0 ||

@@ -50,12 +50,21 @@ def main(argv: Sequence[str]) -> NoReturn:
     try:
         if reason in _UNANSWERED:
             raise TryAgain(_UNANSWERED[reason], _ADVICE[reason])
-        answer = _ask_a_helper(command, body, start)
+        answer = _without_a_helper(command, body, reason) or _ask_a_helper(command, body, start)
     except HostPortError as error:
         _answer_without(command, body, error)
     except Exception as error:
         _answer_without(command, body, TryAgain("no helper can be had", repr(error)))
     shim.finish(*answer)
+
+
+def _without_a_helper(command: bytes, body: bytes, reason: str) -> tuple[int, bytes, bytes] | None:
+    """The answer to a DEL or CHECK with nothing to do, before a helper is started for it."""
+    if reason != "refused" or command not in (b"DEL", b"CHECK"):
+        return None
+    from cni_hostport.cli import quiet
+
+    return quiet.answer(os.fsdecode(shim.run_dir()), os.environ, body)
 
 
 def _ask_a_helper(command: bytes, body: bytes, start: float) -> tuple[int, bytes, bytes]:

@@ -37,5 +37,6 @@ def main(argv: Sequence[str]) -> int:
         for entry in differences:
             print(f"{client.who(entry)}: {'; '.join(entry['missing'])}")
         count = document["checked"]
-        print(f"{count} attachments checked, {len(differences)} with differences")
+        noun = "attachment" if count == 1 else "attachments"
+        print(f"{count} {noun} checked, {len(differences)} with differences")
     return 1 if differences else 0

@@ -43,5 +43,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"cannot remove {client.who(entry)}: {entry['error']}")
     for entry in document["unknown"]:
         print(f"cannot judge {client.who(entry)} (namespace {entry['netns'] or 'not given'})")
-    print(f"{verb} {len(document['removed'])} attachments")
+    count = len(document["removed"])
+    print(f"{verb} {count} attachment{'' if count == 1 else 's'}")
     return 1 if document["failed"] else 0

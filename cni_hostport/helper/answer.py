@@ -15,6 +15,7 @@ class Answer:
     status: int = 0
     out: bytes = b""
     err: bytes = b""
+    idle: bool = False  # there was nothing to do: no line in the log
 
 
 def failure(error: HostPortError, version: str) -> Answer:

@@ -2,6 +2,9 @@
 
 Decides when a request is whole, too large or too slow. Knows nothing of CNI.
 A client that says nothing costs a descriptor for some seconds and no more.
+
+Until its request is whole a connection is the event loop's; from then on it belongs to
+whoever answers, in whatever thread, and the loop is not woken for it again.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class Request:
 
 
 class Connection:
-    """A connected client, driven by the event loop; answered from any thread."""
+    """A connected client, driven by the event loop; answered from any thread, once."""
 
     def __init__(
         self,
@@ -53,13 +56,18 @@ class Connection:
         self._data = bytearray()
         self._fds: list[int] = []
         self._whole = False
-        self._gone = False
         self._open = True
         self._protocol = shim.PROTOCOL
         self._unsent = b""
+        self._timer: asyncio.TimerHandle | None = None
         sock.setblocking(False)
-        loop.add_reader(sock.fileno(), self._readable)
-        self._timer = loop.call_later(PATIENCE, self.close)
+
+    def start(self) -> None:
+        """Collect the request; what is there already is read at once. Loop thread only."""
+        self._readable()
+        if self._open and not self._whole:
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+            self._timer = self._loop.call_later(PATIENCE, self.close)
 
     @property
     def waiting(self) -> bool:
@@ -68,7 +76,7 @@ class Connection:
 
     def alive(self) -> bool:
         """Whether the client still waits for its answer. Any thread."""
-        if self._gone or not self._open:
+        if not self._open:
             return False
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
@@ -85,10 +93,13 @@ class Connection:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._loop.call_soon_threadsafe(self.close)
+            self._let_go()
             return False
-        self._unsent = frame[sent:]
-        self._loop.call_soon_threadsafe(self._flush)
+        if sent == len(frame):
+            self._let_go()
+        else:
+            self._unsent = frame[sent:]
+            self._loop.call_soon_threadsafe(self._flush)
         return True
 
     @property
@@ -106,10 +117,18 @@ class Connection:
         """Let go of the socket and of descriptors nobody took. Loop thread only."""
         if not self._open:
             return
-        self._open = False
-        self._timer.cancel()
-        self._loop.remove_reader(self._sock.fileno())
+        self._stop_reading()
         self._loop.remove_writer(self._sock.fileno())
+        self._let_go()
+
+    def _stop_reading(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._loop.remove_reader(self._sock.fileno())
+
+    def _let_go(self) -> None:
+        """The end of a connection that the loop does not watch; any thread."""
+        self._open = False
         self._sock.close()
         self._close_descriptors()
         self._closed(self)
@@ -126,7 +145,8 @@ class Connection:
             try:
                 self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
-                self._timer.cancel()
+                if self._timer is not None:
+                    self._timer.cancel()
                 self._timer = self._loop.call_later(PATIENCE, self.close)
                 self._loop.add_writer(self._sock.fileno(), self._flush)
                 return
@@ -143,13 +163,8 @@ class Connection:
         except OSError:
             data = b""
         if not data:
-            self._gone = True
-            self._loop.remove_reader(self._sock.fileno())
-            if not self._whole:
-                self.close()
+            self.close()
             return
-        if self._whole:
-            return  # bytes past the request have no meaning
         self._data += data
         try:
             self._parse()
@@ -179,7 +194,7 @@ class Connection:
         if len(self._data) < end:
             return
         self._protocol, self._whole = protocol, True
-        self._timer.cancel()
+        self._stop_reading()
         middle = shim.HEADER_SIZE + env_size
         env = shim.parse_env(bytes(self._data[shim.HEADER_SIZE : middle]))
         body = bytes(self._data[middle:end])

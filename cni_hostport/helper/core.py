@@ -87,7 +87,7 @@ class Core:
             error = HostPortError("internal error", f"{type(failed).__name__}: {failed}")
         if error is not None:
             answer = self._failed(error, call, request)
-        self._note(call, request, error, time.monotonic() - started)
+        self._note(call, request, error, time.monotonic() - started, idle=answer.idle)
         return answer, undo
 
     def _failed(self, error: HostPortError, call: cni.Call | None, request: CallRequest) -> Answer:
@@ -157,7 +157,7 @@ class Core:
         self._added[attachment.key] = time.monotonic()
         self._log_skipped(attachment)
         if not changed:
-            return Answer(0, out), None
+            return Answer(0, out, idle=not attachment.claims()), None
 
         def undo() -> None:
             if before is None:
@@ -184,6 +184,8 @@ class Core:
             os.close(here)
 
     def _log_skipped(self, attachment: Attachment) -> None:
+        if attachment.options.mark_masq_bit is not None:
+            log.info("markMasqBit is not needed: what to masquerade is known without a mark")
         families = set(attachment.families())
         for mapping in attachment.mappings:
             if not any(mapping.applies_to(f) for f in families):
@@ -194,12 +196,13 @@ class Core:
                 )
 
     def _delete(self, call: cni.Call) -> Answer:
-        self._remove(call)
         identity = call.identity
         assert identity is not None
+        known = self.manager.registry.get(identity.key) is not None
+        self._remove(call)
         if queue.names(self._run_dir):
             queue.cancel(self._run_dir, identity.network, identity.container_id, identity.ifname)
-        return Answer()
+        return Answer(idle=not known)
 
     def _remove(self, call: cni.Call) -> None:
         identity = call.identity
@@ -219,7 +222,7 @@ class Core:
         assert identity is not None
         if self.manager.registry.get(identity.key) is None:
             if not cni.wants_mappings(call):
-                return Answer()
+                return Answer(idle=True)
             raise UnknownContainer(
                 f"container {identity.container_id} has no host ports on network "
                 f"{identity.network}, interface {identity.ifname}",
@@ -283,12 +286,16 @@ class Core:
         request: CallRequest,
         error: HostPortError | None,
         seconds: float,
+        *,
+        idle: bool,
     ) -> None:
         verb = call.command if call else request.env.get("CNI_COMMAND", "?")
         self._metrics.call(verb, error.code if error else 0, seconds)
         if isinstance(error, PortInUse):
             self._metrics.conflict(error.owner)
         level = logging.INFO if error is None else logging.ERROR
+        if idle:
+            level = logging.DEBUG
         if not log.isEnabledFor(level):
             return
         identity = call.identity if call else None

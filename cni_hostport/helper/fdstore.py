@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from array import array
 from collections.abc import Sequence
 
 _BATCH = 250
@@ -39,10 +40,9 @@ class FdStore:
             return
         name = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with contextlib.suppress(OSError):
-            if fds:
-                socket.send_fds(self._sock, [state.encode()], list(fds), 0, name)
-            else:
-                self._sock.sendto(state.encode(), name)
+            # socket.send_fds takes an address and does not use it (CPython 3.11)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+            self._sock.sendmsg([state.encode()], rights, 0, name)
 
     def keep(self, key: str, fds: Sequence[int]) -> None:
         """Make the store hold exactly these for the attachment."""

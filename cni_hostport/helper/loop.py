@@ -13,8 +13,7 @@ import socket
 from collections.abc import Iterable
 
 from cni_hostport import shim
-from cni_hostport.helper import handover, operations
-from cni_hostport.helper.nodecachewatch import NodeCacheWatch
+from cni_hostport.helper import handover, nodecachewatch, operations
 from cni_hostport.helper.parts import Helper
 from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER
 from cni_hostport.helper.rundir import RunDir
@@ -45,7 +44,7 @@ class Loop:
         self._queue_again = 0.0
         self._sock = sock
         self._home = home
-        self._node_cache = NodeCacheWatch(helper.run_dir)
+        self._node_cache = nodecachewatch.NodeCacheWatch(helper.run_dir)
         self._server = Server(
             sock,
             helper.core,
@@ -68,7 +67,8 @@ class Loop:
             return
         log.info("a successor serves: ending")
         if self._linger:
-            # becoming another program closes every descriptor of ours
+            # becoming another program closes every descriptor of ours; a signal meanwhile waits
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
             command = [*shim.program(), "linger"]
             os.execv(command[0], command)  # noqa: S606
         # no clean-up of any kind: every socket and rule is the successor's now
@@ -92,6 +92,7 @@ class Loop:
             self._server.serve(client)
         self._every_interval()
         self._watch_queue()
+        self._watch_node_cache()
         helper.store_of_fds.notify(f"READY=1\nMAINPID={os.getpid()}")
         await self._ended.wait()
         log.info("ending: rules stay, sockets close")
@@ -131,7 +132,12 @@ class Loop:
 
     def _submit_look(self, why: str, culprit: str) -> None:
         self._look_due = False
-        self._helper.worker.submit(lambda: self._helper.reconciler.look(why, culprit))
+
+        def job() -> None:
+            if self._helper.reconciler.look(why, culprit):
+                self._loop.call_soon_threadsafe(self._look, why, culprit)
+
+        self._helper.worker.submit(job)
 
     def _every_interval(self) -> None:
         self._look("interval")
@@ -152,8 +158,11 @@ class Loop:
             self._helper.worker.submit(self._mend_home)
         if len(self._helper.manager.registry):
             self._helper.worker.submit(self._helper.reconciler.peek)
-        self._node_cache.look()
         self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
+
+    def _watch_node_cache(self) -> None:
+        self._node_cache.look()
+        self._loop.call_later(nodecachewatch.INTERVAL, self._watch_node_cache)
 
     def _mend_home(self) -> None:
         """Worker: listen where callers look for us again."""

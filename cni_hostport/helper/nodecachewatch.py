@@ -10,35 +10,51 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from cni_hostport.helper.nodecachestate import node_cache
 
 log = logging.getLogger(__name__)
+INTERVAL = 0.25
 
 
 class NodeCacheWatch:
-    """Call ``look`` about twice a second; it returns at once."""
+    """Call ``look`` every ``INTERVAL`` seconds; it returns at once."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._thread: threading.Thread | None = None
+        self._ready = False
 
     def look(self) -> None:
         """Clear up if it is needed and nobody is at it."""
         if self._thread is not None and self._thread.is_alive():
             return
         state = node_cache(self._run_dir)
-        if state is None or not state["rules"] or state["agent"]:
+        if state is None or not state["rules"]:
             return
-        self._thread = threading.Thread(target=self._clear, name="node-cache", daemon=True)
+        if state["agent"]:
+            # Here already, so that nothing has to be read when it counts.
+            self._ready = self._ready or self._in_thread(_orphan)
+        else:
+            self._in_thread(self._clear)
+
+    def _in_thread(self, target: Callable[[], object]) -> bool:
+        self._thread = threading.Thread(target=target, name="node-cache", daemon=True)
         self._thread.start()
+        return True
 
     def _clear(self) -> None:
-        # Imported here: a node without a dead agent never needs it.
-        from cni_hostport.nodecache import orphan
-
         try:
-            orphan.clear(str(self._run_dir))
+            _orphan().clear(str(self._run_dir))
         except Exception:
             log.exception("looking after a dead node-cache agent")
+
+
+def _orphan() -> ModuleType:
+    # A node without node-cache never needs it.
+    from cni_hostport.nodecache import orphan
+
+    return orphan

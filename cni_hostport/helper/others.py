@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
+import time
 from collections.abc import Iterable
 
 from cni_hostport import cni
@@ -29,6 +30,9 @@ from cni_hostport.netfilter.nftrules import nft_family
 
 log = logging.getLogger(__name__)
 
+APART = 20.0
+"""Seconds at least between two looks."""
+
 _TOOL = {Family.V4: "iptables", Family.V6: "ip6tables"}
 
 
@@ -41,6 +45,7 @@ class Others:
         self._tools = tools
         self._portmap = Nftables(portmap.TABLE)
         self._due = True
+        self._looked: float | None = None
         self._portmap_flavours: frozenset[str] = frozenset()
         self._portmap_nft = False
         self._jumps: tuple[tuple[str, Family, ForeignJump], ...] = ()
@@ -53,11 +58,18 @@ class Others:
         self._due = self._due or event.overflow or event.portmap or event.iptables
 
     def look(self) -> None:
-        """Look again if something happened, or could have (legacy has no events). Never raises."""
+        """Look again if something happened, or could have (legacy has no events). Never raises.
+
+        Not more often than every ``APART`` seconds: it may run iptables-save, and our own
+        changes are among what happens.
+        """
+        now = time.monotonic()
+        if self._looked is not None and now - self._looked < APART:
+            return
         legacy = any(iptables.legacy_tables(f) for f in Family)
         if not self._due and not legacy:
             return
-        self._due = False
+        self._due, self._looked = False, now
         try:
             self._look(("nft", "legacy") if legacy else ("nft",))
         except (OSError, HostPortError) as error:

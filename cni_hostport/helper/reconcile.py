@@ -27,8 +27,14 @@ SETTLE = 0.02
 CALM = 60.0
 """Seconds without a repair after which damage counts as new."""
 
+TOLERANCE = 0.01
+"""Seconds that a timer may fire early."""
+
 PEEKS = 4
 """Links looked at every half second, in turn: 0.02 ms each."""
+
+PEACE = 2.0
+"""Seconds without damage, beyond the wait of the moment, that forgive one repair."""
 
 MAX_BACKOFF = 30.0
 RETIRE_AFTER = 5.0
@@ -37,19 +43,28 @@ RETIRE_AFTER = 5.0
 
 @dataclass(slots=True)
 class Backoff:
-    """How long to wait before mending again: 0, 0, 0, then 0.5 s doubling to 30 s."""
+    """How long to wait before mending again: 0, 0, 0, then 0.5 s doubling to 30 s.
+
+    Somebody who fights comes back at once; damage after ``PEACE`` is more likely
+    another reload of a firewall, and one repair is forgiven.
+    """
 
     repairs: int = 0
     last: float = 0.0
+    forgiven: float = 0.0
 
     def delay(self, now: float) -> float:
         """Seconds until the next repair is due."""
         if now - self.last > CALM:
             self.repairs = 0
+        elif now - max(self.last, self.forgiven) > PEACE + self._wait():
+            self.repairs, self.forgiven = max(0, self.repairs - 1), now
         if self.repairs < 3:
             return 0.0
-        due = self.last + min(0.5 * 2.0 ** (self.repairs - 3), MAX_BACKOFF)
-        return max(0.0, due - now)
+        return max(0.0, self.last + self._wait() - now)
+
+    def _wait(self) -> float:
+        return min(0.5 * 2.0 ** (self.repairs - 3), MAX_BACKOFF) if self.repairs >= 3 else 0.0
 
     def repaired(self, now: float) -> bool:
         """Count a repair; True when this is the one to warn about."""
@@ -86,14 +101,17 @@ class Reconciler:
         """Seconds to wait before the next look may mend."""
         return max(SETTLE, self._backoffs["rules"].delay(time.monotonic()))
 
-    def look(self, why: str = "interval", culprit: str = "") -> None:
-        """One pass over everything; never raises."""
+    def look(self, why: str = "interval", culprit: str = "") -> bool:
+        """One pass over everything; never raises. True: rules were left for later (``delay``)."""
         self.last_look = time.time()
+        # asked again here: a repair may have ended since this look was ordered
+        early = self._backoffs["rules"].delay(time.monotonic()) > TOLERANCE
         try:
-            self._pass(why, culprit)
+            self._pass(why, culprit, rules=not early)
             self.problem = ""
         except Exception as error:
             self._fails(f"cannot reconcile ({why})", error)
+        return early
 
     def follow(self) -> None:
         """Take in a change of the node's addresses and links; never raises."""
@@ -119,11 +137,11 @@ class Reconciler:
         expected = isinstance(error, OSError | HostPortError)
         log.error("%s: %s", what, error, exc_info=None if expected else error)
 
-    def _pass(self, why: str, culprit: str) -> None:
+    def _pass(self, why: str, culprit: str, rules: bool) -> None:
         manager = self._manager
         manager.retry_deletes()
         manager.follow_addresses()
-        error = self._rules(why, culprit)
+        error = self._rules(why, culprit) if rules else None
         self._links(why)
         for key, ports in manager.retry_waiting().items():
             record = manager.registry.get(key)

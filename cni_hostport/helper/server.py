@@ -121,7 +121,8 @@ class Server:
     def serve(self, client: socket.socket) -> None:
         """Serve one connected client."""
         connection = Connection(client, self._loop, self._received, self._forget)
-        self._clients[connection] = None
+        self._clients[connection] = None  # first: it may be answered and gone before start returns
+        connection.start()
 
     def _may_speak(self, client: socket.socket) -> bool:
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _SO_PEERCRED.size)
@@ -133,11 +134,12 @@ class Server:
     def _make_room(self) -> None:
         """Let go of the oldest client that has not even asked, never of one that waits."""
         if len(self._clients) >= MAX_CLIENTS:
-            silent = next((c for c in self._clients if c.waiting), None)
+            silent = next((c for c in list(self._clients) if c.waiting), None)
             if silent is not None:
                 silent.close()
 
     def _forget(self, connection: Connection) -> None:
+        """Any thread; whoever walks through the clients takes a copy."""
         self._clients.pop(connection, None)
 
     def _received(self, connection: Connection, request: Request) -> None:
@@ -220,7 +222,7 @@ class Server:
         self._continue_handover(channel, deadline)
 
     def _continue_handover(self, channel: socket.socket, deadline: float) -> None:
-        busy = any(not c.silent for c in self._clients)
+        busy = any(not c.silent for c in list(self._clients))
         if busy and self._loop.time() < deadline:
             self._loop.call_later(0.005, self._continue_handover, channel, deadline)
             return

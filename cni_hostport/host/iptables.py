@@ -128,7 +128,7 @@ class Iptables:
             result = self._run(argv, text, BOUND)
             if result.rc == 0:
                 return
-            if result.rc != _RESOURCE_PROBLEM:
+            if result.rc != _RESOURCE_PROBLEM or _is_final(result.words):
                 raise self._refused(result)
             if time.monotonic() + pause >= end:
                 raise TryAgain(
@@ -164,6 +164,11 @@ class Iptables:
         return NetfilterFailed(
             f"{result.argv[0]} refused the rules", result.words or f"exit status {result.rc}"
         )
+
+
+def _is_final(words: str) -> bool:
+    """iptables-nft exits 4 for every refusal of the kernel; waiting helps against few."""
+    return "failed (" in words and "temporarily" not in words
 
 
 def find(flavour: Flavour, plain: Mapping[Family, Flavour | None]) -> Iptables | None:

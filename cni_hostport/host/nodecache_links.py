@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
+from cni_hostport.host import light
+
+# Two of its modules are wanted; the bundle does not even hold all that the package imports.
+light.unexecuted("pyroute2")
+
+from pyroute2.iproute.linux import IPRoute  # noqa: E402
+from pyroute2.netlink.exceptions import NetlinkError  # noqa: E402
 
 _SCOPE_UNIVERSE = 0
 _GROUPS = 0x1 | 0x10 | 0x100  # links, IPv4 and IPv6 addresses

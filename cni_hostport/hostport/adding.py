@@ -114,14 +114,27 @@ class Adding(Managed):
             backend.assume({key: placed}, self._node)
 
     def _drop_stale_flows(self, record: Record, existing: Record | None) -> None:
-        targets = answering.flow_targets(record.attachment, self._node)
-        if not targets:
+        """UDP flows to what is mapped now, and to what the same attachment had before."""
+        targets = dict.fromkeys(answering.flow_targets(record.attachment, self._node))
+        if existing is not None:
+            targets |= dict.fromkeys(answering.flow_targets(existing.attachment, self._node))
+        if not targets or (existing is not None and _same_ways(existing, record)):
             return
         try:
             self._machine.drop_udp_to(targets)
             if existing is not None and existing.attachment.addresses != (
                 record.attachment.addresses
             ):
-                self._machine.drop_udp_from(a.ip for a in existing.attachment.addresses)
+                self._drop_flows_from(existing)
         except OSError as error:
             log.warning("stale UDP flows of %s stay: %s", record.attachment.describe(), error)
+
+
+def _same_ways(one: Record, other: Record) -> bool:
+    """Whether every host port leads where it led before: its flows are not stale."""
+    before, after = one.attachment, other.attachment
+    return (
+        before.mappings == after.mappings
+        and before.addresses == after.addresses
+        and before.options.model_copy({"backend": after.options.backend}) == after.options
+    )

@@ -27,23 +27,27 @@ LOOPBACK4 = IPv4Network("127.0.0.0/8")
 DNS_PORT = 53
 
 
-def is_listed(options: Options, port: int) -> bool:
+def is_listed(options: Options, port: int, node: NodeView) -> bool:
     """Whether a wildcard mapping is spelled out address by address.
 
     Port 53 always is: a stub resolver on 127.0.0.53 or a node-local cache must
-    keep the addresses that nobody asked us to answer on.
+    keep the addresses that nobody asked us to answer on. Links excluded otherwise
+    than by default count only while they make a difference on this node.
     """
     return (
         port == DNS_PORT
         or not options.snat
         or bool(options.node_addresses)
-        or not _excludes_as_usual(options)
+        or not _excludes_as_usual(options, node)
     )
 
 
-def _excludes_as_usual(options: Options) -> bool:
+def _excludes_as_usual(options: Options, node: NodeView) -> bool:
     excluded = options.exclude_interfaces
-    return excluded == DEFAULT_EXCLUDED_LINKS or set(excluded) == set(DEFAULT_EXCLUDED_LINKS)
+    if excluded == DEFAULT_EXCLUDED_LINKS:
+        return True
+    other = set(excluded) ^ set(DEFAULT_EXCLUDED_LINKS)
+    return not any(node.on_links(f, other) for f in Family)
 
 
 def is_answered(address: IPAddress, options: Options, node: NodeView) -> bool:
@@ -107,7 +111,9 @@ def _covered(hold: HostPort, holds: Collection[HostPort]) -> bool:
 def _holds_of(claim: HostPort, options: Options, node: NodeView) -> tuple[HostPort, ...]:
     if claim.address is not None:
         return (claim,) if is_answered(claim.address, options, node) else ()
-    if not is_listed(options, claim.port) and not excluded_present(claim.family, options, node):
+    if not is_listed(options, claim.port, node) and not excluded_present(
+        claim.family, options, node
+    ):
         return (claim,)
     return tuple(claim._replace(address=a) for a in answered_addresses(claim.family, options, node))
 
@@ -132,7 +138,7 @@ def needs_loopback_scan(attachment: Attachment, node: NodeView) -> tuple[HostPor
         if c.family is Family.V4
         and c.address is None
         and c.protocol is not Protocol.SCTP
-        and not is_listed(options, c.port)
+        and not is_listed(options, c.port, node)
         and excluded_present(Family.V4, options, node)
     )
 
@@ -151,6 +157,20 @@ def flow_targets(attachment: Attachment, node: NodeView) -> tuple[tuple[IPAddres
     return tuple(targets)
 
 
+def answered_flows(attachment: Attachment, node: NodeView) -> frozenset[tuple[IPAddress, int]]:
+    """(address, UDP host port) pairs that lead to the pod as the node is now.
+
+    A pair that comes or goes with an address leaves flows behind that still go
+    where they went before.
+    """
+    options = attachment.options
+    return frozenset(
+        (address, port)
+        for address, port in flow_targets(attachment, node)
+        if node.links_of(address) and is_answered(address, options, node)
+    )
+
+
 def answers_loopback(attachment: Attachment, node: NodeView) -> bool:
     """Whether 127.0.0.0/8 leads to the pod, so that route_localnet is needed."""
     options = attachment.options
@@ -165,4 +185,11 @@ def answers_loopback(attachment: Attachment, node: NodeView) -> bool:
 def depends_on_addresses(attachment: Attachment) -> bool:
     """Whether a change of the node's addresses changes what it wants."""
     options = attachment.options
-    return any(c.address is not None or is_listed(options, c.port) for c in attachment.claims())
+    other = set(options.exclude_interfaces) != set(DEFAULT_EXCLUDED_LINKS)
+    return any(
+        other or c.address is not None or is_listed(options, c.port, _ANY)
+        for c in attachment.claims()
+    )
+
+
+_ANY = NodeView()

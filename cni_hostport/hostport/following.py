@@ -14,7 +14,7 @@ from cni_hostport.hostport.managed import Managed
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.record import Record
-from cni_hostport.model import DEFAULT_EXCLUDED_LINKS, Family, HostPort
+from cni_hostport.model import DEFAULT_EXCLUDED_LINKS, Family, HostPort, IPAddress, Protocol
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,24 @@ class Following(Managed):
             concerned = tuple(self.registry)
         for record in concerned:
             self._follow(record)
+        if before.unique() != node.unique() or _exclusion(before) != _exclusion(node):
+            self._drop_moved_flows(before, node)
+
+    def _drop_moved_flows(self, before: NodeView, node: NodeView) -> None:
+        """Drop UDP flows to addresses that have become answered, or are no longer."""
+        moved: set[tuple[IPAddress, int]] = set()
+        for record in self.registry:
+            attachment = record.attachment
+            if any(c.protocol is Protocol.UDP for c in attachment.claims()):
+                moved |= answering.answered_flows(attachment, before) ^ (
+                    answering.answered_flows(attachment, node)
+                )
+        if not moved:
+            return
+        try:
+            self._machine.drop_udp_to(moved)
+        except OSError as error:
+            log.warning("UDP flows to addresses that changed stay: %s", error)
 
     def _follow(self, record: Record) -> None:
         self._hold_patiently(record)

@@ -66,14 +66,15 @@ class IptablesBackend:
         planned = self._planned(changes, node)
         before = {key: self.rules_of(key) for key in planned}
         self._remember(planned)
+        steps = {
+            family: iptdiff.joined(
+                iptstep.step(before[k].get(family, NOTHING), new.get(family, NOTHING))
+                for k, new in planned.items()
+            )
+            for family in Family
+        }
         try:
-            for family in Family:
-                steps = [
-                    iptstep.step(before[k].get(family, NOTHING), new.get(family, NOTHING))
-                    for k, new in planned.items()
-                ]
-                if any(steps):
-                    self._kernel.change(family, iptdiff.joined(steps), self._wish(family))
+            self._change({f: step for f, step in steps.items() if step})
         except (NetfilterFailed, TryAgain) as error:
             self._remember(before)
             self._kernel.distrust()
@@ -88,14 +89,16 @@ class IptablesBackend:
         not fail a call that has nothing to do with these rules.
         """
         before, self._node = self._node, self._scheme.node(node)
+        steps = {f: iptstep.step(before.get(f, NOTHING), self._node[f]) for f in Family}
         try:
-            for family in Family:
-                step = iptstep.step(before.get(family, NOTHING), self._node[family])
-                if self._owners[family] and step:
-                    self._kernel.change(family, step, self._wish(family))
+            self._change({f: step for f, step in steps.items() if step and self._owners[f]})
         except (NetfilterFailed, TryAgain) as error:
             log.error("cannot follow the node's addresses now: %s", error)
             self._kernel.distrust()
+
+    def _change(self, steps: Mapping[Family, iptdiff.Difference]) -> None:
+        if steps:
+            self._kernel.change(steps, {f: self._wish(f) for f in steps})
 
     def _planned(self, changes: Mapping[str, Placed | None], node: NodeView) -> dict[str, ByFamily]:
         return {k: self._scheme.attachment(p, node) if p else {} for k, p in changes.items()}
@@ -163,7 +166,9 @@ class IptablesBackend:
         missing: list[str] = []
         for family, rules in self.rules_of(key).items():
             if not self._kernel.is_verified(family):
-                tables, _ = read(self._kernel.tools(), family)
+                tables, seen = read(self._kernel.tools(), family, iptstep.about(key, rules))
+                if seen == self._kernel.belief(family).seen:
+                    continue
                 wish = self._wish(family)
                 alone = Wish(self._scheme, family, {key: rules}, wish.node)
                 missing += iptdiff.compare(tables, alone).missing

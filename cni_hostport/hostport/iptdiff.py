@@ -251,7 +251,10 @@ def _portals(tables: Mapping[str, Table], wish: Wish, out: Difference) -> None:
         for chain, rule in leads:
             out.drop.append(("nat", restore.Delete(chain, rule.args)))
             out.surplus.append(_rule(chain, rule))
-        remove_chain("nat", names.HOSTPORTS, out)
+        # every rule of it is deleted by now, and no flush may follow: iptables-nft 1.8.9
+        # then forgets the deletes, and their targets are "busy"
+        out.drop.append(("nat", restore.DeleteChain(names.HOSTPORTS)))
+        out.surplus.append(f"chain {names.HOSTPORTS}")
 
 
 def _sweep(tables: Mapping[str, Table], wish: Wish, out: Difference) -> None:

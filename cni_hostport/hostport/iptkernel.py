@@ -8,7 +8,8 @@ with every call.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,23 +93,25 @@ class KernelTables:
         known = self.belief(family).generation
         return known is not None and self.tools().generation() == known
 
-    def change(self, family: Family, step: Difference, wish: Wish) -> None:
+    def change(self, steps: Mapping[Family, Difference], wishes: Mapping[Family, Wish]) -> None:
         """One change: the short way where the kernel is known, the long one otherwise.
 
         Raises NetfilterFailed or TryAgain; tables may then be changed in part.
         """
-        belief = self.belief(family)
-        if not belief.trusted:
-            self.mend(family, wish, force=True)
-            return
-        try:
-            self._write(self.tools(), family, step)
-            belief.seen = None
-        except NetfilterFailed as error:
-            if type(error) is not NetfilterFailed:
-                raise  # the tool hangs: reading would hang as well
-            log.warning("%s, reading the rules first", error)
-            self.mend(family, wish, force=True)
+        known = {f: step for f, step in steps.items() if self.belief(f).trusted}
+        failed: dict[Family, Exception] = {}
+        if known:
+            for family in known:
+                self._belief[family].seen = None
+            failed = self._write(self.tools(), known)
+        for family in steps:
+            error = failed.get(family)
+            if error is not None:
+                if type(error) is not NetfilterFailed:
+                    raise error  # the lock stays busy, or the tool hangs: reading would, too
+                log.warning("%s, reading the rules first", error)
+            if error is not None or family not in known:
+                self.mend(family, wishes[family], force=True)
 
     def mend(
         self, family: Family, wish: Wish, *, force: bool = False, was_ours: bool = False
@@ -134,7 +137,7 @@ class KernelTables:
         difference = iptdiff.compare(tables, wish)
         if difference:
             belief.generation = generation
-            self._write(runner, family, difference)
+            self._write_one(runner, family, difference)
             belief.seen = None
         else:
             belief.seen, belief.generation = seen, generation
@@ -143,23 +146,33 @@ class KernelTables:
             del self._belief[family]
         return difference
 
-    def _write(self, runner: Runner, family: Family, difference: Difference) -> None:
-        """Restore, and carry the generation on if every change since was ours."""
-        blocks = difference.blocks()
+    def _write_one(self, runner: Runner, family: Family, difference: Difference) -> None:
+        for error in self._write(runner, {family: difference}).values():
+            raise error
+
+    def _write(self, runner: Runner, steps: Mapping[Family, Difference]) -> dict[Family, Exception]:
+        """Restore both families side by side; what failed, by family.
+
+        Carries the generation on if every change since was ours.
+        """
+        blocks = {family: step.blocks() for family, step in steps.items()}
+        texts = {family: rendered(b) for family, b in blocks.items()}
         before = runner.generation()
-        runner.restore(family, rendered(blocks))
+        failed = _restore_all(runner, texts)
         after = runner.generation()
-        ours = before is not None and after == before + sum(bool(c) for _, c in blocks)
+        commits = sum(bool(changes) for b in blocks.values() for _, changes in b)
+        ours = before is not None and after == before + commits and not failed
         for belief in self._belief.values():
             if belief.generation is not None:
                 belief.generation = after if ours and belief.generation == before else None
+        return failed
 
     def clear(self, runner: Runner, family: Family, wish: Wish) -> bool:
         """Remove what is ours, by an empty wish; True if something was there."""
         tables, _ = read(runner, family)
         difference = iptdiff.compare(tables, wish)
         if difference:
-            self._write(runner, family, difference)
+            self._write_one(runner, family, difference)
         return bool(difference)
 
     def forget(self, family: Family) -> None:
@@ -171,16 +184,41 @@ class KernelTables:
         return self._toolbox.left_behind(self.tools() if in_use else None)
 
 
-def read(runner: Runner, family: Family) -> tuple[dict[str, restore.Table], int]:
+def _restore_all(runner: Runner, texts: Mapping[Family, str]) -> dict[Family, Exception]:
+    """Each family's restore in a thread of its own but the last: they wait for processes."""
+    failed: dict[Family, Exception] = {}
+
+    def one(family: Family) -> None:
+        try:
+            runner.restore(family, texts[family])
+        except Exception as error:
+            failed[family] = error
+
+    *others, last = texts
+    threads = [threading.Thread(target=one, args=(family,)) for family in others]
+    for thread in threads:
+        thread.start()
+    one(last)
+    for thread in threads:
+        thread.join()
+    return failed
+
+
+def read(
+    runner: Runner, family: Family, keep: Callable[[str], bool] | None = None
+) -> tuple[dict[str, restore.Table], int]:
     """Tables of a family, and a hash of them without counters.
 
-    Raises NetfilterFailed, TryAgain.
+    ``keep`` leaves out rules by their text, before they are parsed. Raises
+    NetfilterFailed, TryAgain.
     """
     # what Python takes for line ends may stand in a comment of somebody else
     strange = {ord(c): "?" for c in "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
     text = runner.save(family).translate(strange)
     lines = (line for line in text.split("\n") if not line.startswith("#"))
     plain = tuple(line.split(" [")[0] if line.startswith(":") else line for line in lines)
+    if keep is not None:
+        text = "\n".join(x for x in text.split("\n") if not x.startswith("-") or keep(x)) + "\n"
     try:
         return restore.parse_save(text), hash(plain)
     except restore.RestoreFormatError as error:

@@ -114,7 +114,7 @@ def destinations(
     """Addresses the mapping answers on; None: every one that is not excluded."""
     if mapping.specific is not None:
         return (mapping.specific,) if is_answered(mapping.specific, options, node) else ()
-    if not is_listed(options, mapping.host_port):
+    if not is_listed(options, mapping.host_port, node):
         return (None,)
     return answered_addresses(family, options, node)
 
@@ -143,6 +143,8 @@ def _chain_rules(
     if family is Family.V6:
         # the kernel cannot route a packet from ::1 to a pod: left alone, it is refused at once
         yield (*comment, "-s", "::1/128", "-j", "RETURN")
+        # nor from or to a link-local address
+        yield (*comment, "-d", "fe80::/10", "-j", "RETURN")
     for address in where:
         there = ("-d", str(address)) if address is not None else ()
         if address is None:

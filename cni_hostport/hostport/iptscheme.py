@@ -79,7 +79,8 @@ def _node_members(family: Family, node: NodeView) -> Iterator[Member]:
 
 def answering_prefixes(family: Family, node: NodeView) -> Iterator[str]:
     """Original destinations by which a connection is known to be ours."""
-    yield "127.0.0.0/8" if family is Family.V4 else "fe80::/10"
+    if family is Family.V4:
+        yield "127.0.0.0/8"
     for address in answered_addresses(family, Options(), node):
         if not address.is_loopback or family is Family.V6:
             yield str(address)

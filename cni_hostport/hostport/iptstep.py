@@ -6,7 +6,7 @@ reading the kernel; ``iptdiff.compare`` is the long one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cni_hostport.hostport import iptnames as names
@@ -36,6 +36,24 @@ def step(old: Rules, new: Rules) -> Difference:
     out.drop += [(m.table, restore.Delete(m.chain, m.args)) for m in had if m not in has]
     out.add += [(m.table, restore.Append(m.chain, m.args)) for m in has if m not in had]
     return out
+
+
+def about(key: str, rules: Rules) -> Callable[[str], bool]:
+    """Whether a line of iptables-save has to do with this attachment, or with what all share.
+
+    Cheaper by far than parsing the line: a node may have ten thousand of others.
+    """
+    mine = (names.owner_comment(key), *(name for name, _ in rules.chains))
+    ports = tuple(f" --dport {jump.port} " for jump in rules.jumps)
+
+    def is_about(line: str) -> bool:
+        if any(word in line for word in mine):
+            return True
+        if line.startswith(f"-A {names.HOSTPORTS} "):
+            return any(port in line for port in ports)
+        return not line.startswith(f"-A {names.MAPPING_PREFIX}") and names.MARKER not in line
+
+    return is_about
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from cni_hostport.errors import NetfilterFailed
+from cni_hostport.hostport import answering
 from cni_hostport.hostport.backend import Backend
 from cni_hostport.hostport.holds import Holds, Opener
 from cni_hostport.hostport.links import LinkKeeper
@@ -63,9 +64,13 @@ class Managed:
 
     def _drop_flows_from(self, record: Record) -> None:
         had_udp = any(c.protocol is Protocol.UDP for c in record.attachment.claims())
-        if not had_udp or self.registry.shares_address(record):
+        if not had_udp:
             return
         try:
-            self._machine.drop_udp_from(a.ip for a in record.attachment.addresses)
+            if self.registry.shares_address(record):
+                # flows of the other attachment come from there too: by what was asked for
+                self._machine.drop_udp_to(answering.flow_targets(record.attachment, self._node))
+            else:
+                self._machine.drop_udp_from(a.ip for a in record.attachment.addresses)
         except OSError as error:
             log.warning("UDP flows of %s stay: %s", record.attachment.describe(), error)

@@ -61,7 +61,7 @@ def _port_elements(
     options, key, family = placed.attachment.options, placed.key, claim.family
     profile = profile_of(options, family)
     ports, hostip_ports = profile.maps if profile else (rules.PORTS, rules.HOSTIP_PORTS)
-    if claim.address is None and not is_listed(options, claim.port):
+    if claim.address is None and not is_listed(options, claim.port, node):
         yield Element(family, ports, nft.port_key(claim.protocol, claim.port), data, key)
         return
     if claim.address is None:

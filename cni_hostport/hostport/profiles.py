@@ -6,6 +6,7 @@ Decides which are missing and which are too many; the text is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cni_hostport.hostport.nftplan import attachment_profiles
@@ -22,12 +23,13 @@ class Profiles:
 
     def __init__(self) -> None:
         self._by_owner: _ByOwner = {}
+        self._users: Counter[Profile] = Counter()
         self._loaded: frozenset[Profile] = frozenset()
 
     @property
     def wanted(self) -> frozenset[Profile]:
         """Every profile that somebody wants; few, whatever the number of attachments."""
-        return frozenset().union(*self._by_owner.values())
+        return frozenset(self._users)
 
     @property
     def missing(self) -> frozenset[Profile]:
@@ -49,6 +51,12 @@ class Profiles:
     def put_back(self, owners: Mapping[str, frozenset[Profile]]) -> None:
         """Make this what those attachments want."""
         for key, profiles in owners.items():
+            before = self._by_owner.get(key, frozenset())
+            self._users.update(profiles - before)
+            for gone in before - profiles:
+                self._users[gone] -= 1
+                if not self._users[gone]:
+                    del self._users[gone]
             if profiles:
                 self._by_owner[key] = profiles
             else:

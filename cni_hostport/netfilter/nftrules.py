@@ -76,9 +76,10 @@ def _chains(family: Family) -> dict[str, tuple[str, list[str]]]:
     unreachable = "icmp type port-unreachable" if v4 else "icmpv6 type port-unreachable"
     reject = f"meta l4proto udp ct state new {{}} reject with {unreachable}"
     # the kernel cannot route a packet from ::1 to a pod: leave it, it is refused at once
-    local = [] if v4 else ["ip6 saddr ::1 return"]
-    # answering holds single addresses; the whole prefixes are named here
-    prefix = "127.0.0.0/8" if v4 else "fe80::/10"
+    # the same holds for link-local addresses: the kernel forwards nothing from or to them
+    local = [] if v4 else ["ip6 saddr ::1 return", "ip6 daddr fe80::/10 return"]
+    # answering holds single addresses; the one prefix is named here
+    prefixes = ["ct status dnat ct original ip daddr 127.0.0.0/8 jump masquerading"] if v4 else []
     loopback = ["ip saddr 127.0.0.0/8 masquerade"] if v4 else []
     nat_in = f"type nat hook {{}} priority {DNAT_PRIORITY}; policy accept;"
     translate = [*local, "fib daddr type local jump translate"]
@@ -98,7 +99,7 @@ def _chains(family: Family) -> dict[str, tuple[str, list[str]]]:
             [
                 # ct status dnat alone is true for kube-proxy's translations as well
                 f"ct status dnat ct original {ip} daddr @{ANSWERING} jump masquerading",
-                f"ct status dnat ct original {ip} daddr {prefix} jump masquerading",
+                *prefixes,
             ],
         ),
         "masquerading": (

@@ -67,6 +67,7 @@ class Agent:
         self.watch = Watch(
             addresses, params.dns_port, lambda: links.links_with(addresses), self.keeper.accept
         )
+        self.keeper.on_link = self.watch.link_changed
         self.listeners = Listeners(params, self.metrics, lambda: self.state.phase is Phase.SERVING)
         self.lock = files.AgentLock(params.interface_name)
         self.state = machine.State(managed=self.engine.name != "none")
@@ -164,15 +165,12 @@ class Agent:
             self.config.failed(str(error), time.monotonic())
             return
         self.config.named_files = unbound.forward_files(blocks)
-        self._use(blocks)
-        log.info("configuration written, %d blocks", len(blocks))
-        self._feed(Event.CONFIGURED)
-
-    def _use(self, blocks: tuple[coreparse.Block, ...]) -> None:
         if blocks:
             self.watch.zone = coreparse.zone_of(blocks[0].keys[0])
         if not self.engine.serves_endpoints:
             self.listeners.serve(unbound.endpoints(blocks))
+        log.info("configuration written, %d blocks", len(blocks))
+        self._feed(Event.CONFIGURED)
 
     def _feed(self, event: Event) -> None:
         before = self.state
@@ -237,7 +235,8 @@ class Agent:
             self._feed(Event.EXITED)
 
     def _reload(self) -> None:
-        self.child.reload(self._forced)
+        if self.child.reload(self._forced):
+            self.watch.reloading(time.monotonic())
 
     def _install(self) -> None:
         self.keeper.install()

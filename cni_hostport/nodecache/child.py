@@ -98,11 +98,13 @@ class Child:
             self.remember(self._rules)
         return server
 
-    def reload(self, forced: bool) -> None:
-        """Hand it the configuration that was written, if that is another one."""
-        if self.server is not None and (self._engine.changed or forced):
-            self._metrics.reloads.inc()
-            self._engine.reload(self.server)
+    def reload(self, forced: bool) -> bool:
+        """Hand it the configuration that was written; False if that is the one it has."""
+        if self.server is None or not (self._engine.changed or forced):
+            return False
+        self._metrics.reloads.inc()
+        self._engine.reload(self.server)
+        return True
 
     def statistics(self) -> Mapping[str, float]:
         """The server's own numbers; none while none runs."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import selectors
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cni_hostport.host import nodecache_links as links
 from cni_hostport.host.nfsocket import NetfilterSocket
@@ -34,6 +34,10 @@ FORGIVE = 600.0
 _NFNLGRP_NFTABLES = 7
 
 
+def _nothing() -> None:
+    return None
+
+
 class Calm:
     """When the next repair of one kind may come."""
 
@@ -52,7 +56,7 @@ class Calm:
 
 
 class Keeper:
-    """Link and rules of one agent."""
+    """Link and rules of one agent. ``on_link`` is called when the link was put right."""
 
     def __init__(
         self, params: Params, link: links.CacheLink, tools: Tools, metrics: Metrics
@@ -67,6 +71,7 @@ class Keeper:
         self._left_behind = False
         self._calm_rules, self._calm_link = Calm(), Calm()
         self._sources: dict[int, str] = {}
+        self.on_link: Callable[[], None] = _nothing
         self._sockets: list[NetfilterSocket | links.ChangeEvents] = []
 
     def choose_backend(self) -> None:
@@ -212,6 +217,7 @@ class Keeper:
         if report.added or report.removed:
             log.info("%s: added %s; removed %s", self._link.name, report.added, report.removed)
         if not first and report != links.LinkReport():
+            self.on_link()
             self._metrics.repairs.labels("link").inc()
             self._calm_link.repaired(now)
             self._link_at = max(self._link_at, self._calm_link.not_before)

@@ -22,6 +22,8 @@ FIRST_PERIOD = 0.02
 SILENCE = 0.25
 QUERY_SILENCE = 2.0
 STATUS_TRY = 1.0
+RELOAD = 2.0
+RELOAD_SILENCE = 1.0
 ELSEWHERE = 3.0
 GATE_TIMEOUT = 8.0
 
@@ -73,7 +75,7 @@ class Watch:
         self._gate: Gate | None = None
         self._next = 0.0
         self._by_query = False
-        self._bound_at = 0.0
+        self._bound_at = self._now = self._lenient_until = 0.0
         # Addresses that this node itself answers on while the rules are away.
         self._direct: set[str] = set()
 
@@ -86,6 +88,15 @@ class Watch:
         self._bound_at = float("inf")
         self._use_status()
 
+    def link_changed(self) -> None:
+        """The addresses may be on another link now, and the sockets' sources are gone."""
+        self.prober.own_links = self._links()
+        self.prober.forget_questions()
+
+    def reloading(self, now: float) -> None:
+        """The server was told to reload: it may take longer over an answer for a moment."""
+        self._lenient_until = now + RELOAD
+
     def due(self, phase: Phase) -> float:
         """When ``poll`` wants to be called next."""
         if phase is not Phase.SERVING:
@@ -94,10 +105,13 @@ class Watch:
         return min([self._next, *asked])
 
     def _limit(self) -> float:
-        return QUERY_SILENCE if self._by_query else SILENCE
+        if self._by_query:
+            return QUERY_SILENCE
+        return RELOAD_SILENCE if self._now < self._lenient_until else SILENCE
 
     def poll(self, phase: Phase, since: float, now: float) -> Event | None:
         """Take in answers, ask again where it is time, and judge."""
+        self._now = now
         self.prober.receive(now)
         event = self._judge(phase, since, now)
         if now >= self._next:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from lab.holder import processes_of
 
@@ -177,6 +177,7 @@ class Node:
         stdin: int | None = subprocess.DEVNULL,
         stdout: int | None = subprocess.DEVNULL,
         stderr: int | None = subprocess.DEVNULL,
+        **more: Any,
     ) -> subprocess.Popen[bytes]:
         """Start a command in the node (or in a named namespace of it)."""
         return subprocess.Popen(
@@ -186,6 +187,7 @@ class Node:
             stdout=stdout,
             stderr=stderr,
             cwd="/",
+            **more,
         )
 
     def run(

@@ -1,7 +1,7 @@
 """What strangers break is mended at once, told, counted, and never fought over.
 
-Times are printed; what is asserted is the better of three tries, since the machine
-that runs the tests may be busy with something else.
+Times are printed; what is asserted is the best of three tries, stretched where the
+machine that runs the tests is busy with something else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from lab.echo import Servers
 from lab.node import CLIENT4, NODE4, NODE6, wait_for
 from lab.peers import Client, probe
-from lab.source import NET4, NET6, SourceNode, audit, mapping
+from lab.source import NET4, NET6, SourceNode, audit, busy, mapping
 
 FROM_SOURCE = True
 WEB = (mapping(20000), mapping(20000, 80, "udp"), mapping(20001, 80, "tcp", NODE4))
@@ -160,7 +160,7 @@ def test_damage_is_mended_in_time(lab: SourceNode, name: str) -> None:
     before = repairs(lab)
     times = [heal(lab, lambda: DAMAGE[name](lab)) for _ in range(3)]
     print(f"{name}: mended in {', '.join(f'{t * 1000:.0f}' for t in times)} ms")
-    assert min(times) <= (1.0 if name in MADE_ANEW else PROMISED)
+    assert min(times) <= (1.0 if name in MADE_ANEW else PROMISED) * busy()
     assert wait_for(lambda: audit(lab, WANTED, POOL) == [], 2.0)
     assert repairs(lab) >= before + 2
     assert lab.status()["repairs"]["last"]
@@ -316,7 +316,7 @@ def test_ten_thousand_mappings_come_back(lab: SourceNode) -> None:
         assert len(document["ip6", "ports"]) > 10_000
         print(f"10,000 mappings: mended in {', '.join(f'{t:.2f}' for t in times)} s, memory "
               f"{memory:.1f} MiB before, {grown:.1f} after")  # fmt: skip
-        assert min(times) <= 1.0
+        assert min(times) <= 1.0 * busy()
         assert grown <= memory * 1.1
     finally:
         assert lab.gc(lab.pods["a"], lab.pods["b"]).ok

@@ -156,9 +156,13 @@ def test_excluded_link_is_never_answered(stage: Stage, when: str) -> None:
     if when == "link after":
         stage.node.ip(*SERVICE_LINK)
     if when != "link and server before":
-        free = Rival("10.96.0.1", "plain", "tcp")
-        assert wait_for(lambda: free.wins(stage.node, 443), timeout=2)
+        for kind in ("tcp", "udp"):
+            free = Rival("10.96.0.1", "plain", "udp" if kind == "udp" else "tcp")
+            assert wait_for(lambda r=free: r.wins(stage.node, 443), timeout=2)
         stage.servers.serve("service", services, addresses=["10.96.0.1"])
+        # rules follow sockets: with iptables a moment later
+        udp = lambda: stage.ask("10.96.0.1", 443, "udp", at="client", timeout=0.2).ok  # noqa: E731
+        assert wait_for(udp, timeout=1)
     for at in ("neighbour", "client", None):
         for kind in ("tcp", "udp"):
             protocol: Protocol = "udp" if kind == "udp" else "tcp"

@@ -38,8 +38,10 @@ def test_nothing_runs_and_nothing_is_written_without_mappings_or_record(stage: S
     assert log.exists(), "the spies are used"
     log.unlink()
     before, files = stage.snapshot(), tree(stage)
+    lines = stage.node.path(f"{RUN_DIR}/helper.log").read_text()
     for verb in ("ADD", "CHECK", "DEL", "DEL"):
         assert stage.call(verb, config, bare).status == 0
+    assert stage.node.path(f"{RUN_DIR}/helper.log").read_text() == lines
     unknown = stage.attachment("unknown", MAPPINGS)
     assert stage.call("DEL", stage.config(pod), unknown).status == 0
     assert stage.call("CHECK", stage.config(pod), unknown).code == 3
@@ -65,6 +67,21 @@ def test_del_on_a_fresh_node_makes_nothing(stage: Stage) -> None:
     assert (reply.status, reply.stdout) == (0, b"")
     assert stage.node.ruleset() == ""
     assert stage.records() == {}
+
+
+def test_with_nothing_to_do_no_helper_is_started(stage: Stage) -> None:
+    """A DEL of what was never added, a CHECK without mappings: not even a run directory."""
+    network = stage.network()
+    entry = network.entry(TYPE)
+    result = {"cniVersion": "1.0.0", "ips": [{"address": "10.244.7.9/24"}]}
+    mapped, bare = stage.attachment("web", MAPPINGS), stage.attachment("bare", [])
+    for verb, at in (("DEL", mapped), ("DEL", bare), ("CHECK", bare)):
+        reply = stage.call(verb, network.config(entry, at, result), at)
+        assert (reply.status, reply.stdout, reply.stderr) == (0, b"", b"")
+    assert not stage.node.path(RUN_DIR).exists()
+    assert stage.node.helpers() == []
+    # one with mappings and no record is an error only a helper words
+    assert stage.call("CHECK", network.config(entry, mapped, result), mapped).code == 3
 
 
 def test_version_and_bare_call_start_nothing(stage: Stage) -> None:

@@ -207,7 +207,8 @@ class Cluster:
         )  # fmt: skip
         load = Load(out)
         try:
-            time.sleep(0.3)
+            until(Path(f"{out}.begun").exists)
+            time.sleep(0.2)
             yield load
         finally:
             process.terminate()

@@ -47,6 +47,8 @@ def main() -> None:
             waiting[sock] = (len(done) - 1, number)
             selector.register(sock, selectors.EVENT_READ)
             count += 1
+            if count == 20:
+                open(f"{out}.begun", "w").close()
         for key, _ in selector.select(0.002):
             sock = key.fileobj
             index, number = waiting[sock]

@@ -95,6 +95,21 @@ def test_somebody_who_keeps_removing_things_is_not_fought(
     assert helper.consistent() == []
 
 
+def test_a_look_that_comes_too_early_leaves_the_rules_for_later(clock: Clock) -> None:
+    world, helper, reconciler, metrics = start()
+    for _ in range(4):
+        flush(world)
+        clock.now += reconciler.delay()
+        assert reconciler.look() is False
+    flush(world)
+    assert reconciler.look() is True
+    assert metrics.repairs == 4
+    clock.now += reconciler.delay()
+    assert reconciler.look() is False
+    assert metrics.repairs == 5
+    assert helper.consistent() == []
+
+
 def test_many_links_at_once_are_one_repair(clock: Clock) -> None:
     """`sysctl -w net.ipv4.conf.all...` on a node of ptp pods must not look like a fight."""
     pods = [pod(f"p{n}", f"{n}:80", interfaces=()) for n in range(1, 9)]

@@ -107,6 +107,7 @@ class Runner:
                 raise failure
         tables = self.kernel.tables[family]
         name, work = "", {}
+        self._no_flush_after_delete(text)
         for line in text.splitlines():
             if line.startswith("*"):
                 name, work = line[1:], {c: list(r) for c, r in tables[line[1:]].items()}
@@ -117,6 +118,15 @@ class Runner:
                 tables[name] = work
             else:
                 self._line(line, work)
+
+    def _no_flush_after_delete(self, text: str) -> None:
+        """iptables-nft 1.8.9 loses the deletes of a chain that is flushed later on."""
+        deleted: set[str] = set()
+        for line in text.splitlines():
+            verb, _, rest = line.partition(" ")
+            chain = rest.split()[0] if rest else ""
+            deleted = deleted | {chain} if verb == "-D" else deleted
+            assert not (verb == "-F" and chain in deleted), text
 
     def _line(self, line: str, work: Chains) -> None:
         if line.startswith(":"):

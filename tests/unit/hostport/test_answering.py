@@ -56,7 +56,13 @@ def test_a_wildcard_answers_on_every_local_address_but_excluded_links() -> None:
         (["80:80"], {"reserve_ports": "no"}, []),
         (["0.0.0.0:53:53/udp"], {}, [f"{a}:53/udp" for a in ALL4]),
         (["0.0.0.0:80:80"], {"snat": False}, ["10.1.0.1:80/tcp", "192.0.2.1:80/tcp"]),
-        (["0.0.0.0:80:80"], {"exclude_interfaces": ()}, [f"{a}:80/tcp" for a in ALL4]),
+        # other exclusions than the default count while they make a difference here
+        (["0.0.0.0:80:80"], {"exclude_interfaces": ()}, ["0.0.0.0:80/tcp"]),
+        (
+            ["0.0.0.0:80:80"],
+            {"exclude_interfaces": ("eth0",)},
+            ["10.1.0.1:80/tcp", "127.0.0.1:80/tcp"],
+        ),
         (["0.0.0.0:80:80", "192.0.2.1:80:81"], {}, ["0.0.0.0:80/tcp"]),
         (["192.0.2.1:80:80", "0.0.0.0:80:81"], {}, ["0.0.0.0:80/tcp"]),
     ],
@@ -68,6 +74,8 @@ def test_what_is_held(mappings: list[str], options: dict[str, object], expected:
 def test_where_an_excluded_link_is_there_addresses_are_held_one_by_one() -> None:
     assert holds("0.0.0.0:80:80", node=DNS) == [f"{a}:80/tcp" for a in ALL4]
     assert holds("[::]:80:80", node=DNS) == ["[::]:80/tcp"]
+    more = sorted([*ALL4, "169.254.20.10"], key=ip_address)
+    assert holds("0.0.0.0:80:80", node=DNS, exclude_interfaces=()) == [f"{a}:80/tcp" for a in more]
     web = pod("web", "0.0.0.0:80:80", "[::]:80:80", "53:53/udp", "81:81/sctp")
     assert answering.needs_loopback_scan(web, DNS) == (port("0.0.0.0:80"),)
     assert answering.needs_loopback_scan(web, NODE) == ()
