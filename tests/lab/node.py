@@ -270,12 +270,17 @@ class Node:
         found = [pid for pid, argv in self.processes().items() if "helper" in argv[1:]]
         return [pid for pid in found if len(found) == 1 or _parent(pid) not in found]
 
-    def close(self) -> None:
-        """Kill what is left in the node and drop its namespaces; nothing may outlive it."""
-        for pid in self.processes():
+    def _kill_all(self) -> bool:
+        """Kill what lives in the node, what was started meanwhile too; whether nothing does."""
+        left = self.processes()
+        for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        gone = wait_for(lambda: not self.processes())
+        return not left
+
+    def close(self) -> None:
+        """Kill what is left in the node and drop its namespaces; nothing may outlive it."""
+        gone = wait_for(self._kill_all)
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
         self._holder.stdin.close()
