@@ -32,7 +32,7 @@ _VERDICT = re.compile(_VERDICT_WORDS)
 
 _NFT_STATEMENT = re.compile(
     rf"(?<![a-z_])(?:{_VERDICT_WORDS}"
-    r"|add|comment|delete|dup|flow|fwd|notrack|set|synproxy|update|vmap)(?![a-z0-9_])"
+    r"|add|comment|counter|delete|dup|flow|fwd|notrack|quota|set|synproxy|update|vmap)(?![a-z0-9_])"
 )
 """Verdicts, and words that begin a statement or a verdict map; the latter are legal names of
 matches in iptables. Searched, not matched: nft reads ``80drop`` as ``80 drop``."""

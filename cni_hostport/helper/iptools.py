@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterable
 
 from cni_hostport.errors import HostPortError, NetfilterFailed, TryAgain
@@ -18,6 +19,7 @@ from cni_hostport.hostport.iptflavour import choose_flavour, has_ours
 from cni_hostport.hostport.iptkernel import Runner
 from cni_hostport.model import Family
 
+FRESH = 2.0
 _CHAIN = re.compile(r"^:(\S+) ", re.MULTILINE)
 _NFT_TABLES = ("nat", "filter", "mangle", "raw")
 
@@ -27,11 +29,19 @@ class IptablesTools:
 
     def __init__(self) -> None:
         self._found: dict[str, Iptables] = {}
+        self._looked: float | None = None
         self._plain: dict[Family, iptables.Flavour | None] = {}
         self._readers = {name: Nftables(name) for name in _NFT_TABLES}
 
     def refresh(self) -> None:
-        """Look for the tools again: one may have been installed or removed."""
+        """Look for the tools again: one may have been installed or removed.
+
+        Not twice within ``FRESH`` seconds: each look runs two processes.
+        """
+        now = time.monotonic()
+        if self._looked is not None and now - self._looked < FRESH:
+            return
+        self._looked = now
         self._plain = {family: iptables.flavour_of_path(family) for family in Family}
         for flavour in FLAVOURS:
             found = iptables.find(flavour, self._plain)

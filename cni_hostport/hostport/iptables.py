@@ -34,7 +34,9 @@ class IptablesBackend:
         self._scheme = scheme
         self._kernel = KernelTables(toolbox)
         self._owners: dict[Family, dict[str, Rules]] = {f: {} for f in Family}
+        self._view = NodeView()
         self._node: ByFamily = {}
+        self._node_of: NodeView | None = None
         self._assumed = False
         self._swept = False
 
@@ -54,7 +56,7 @@ class IptablesBackend:
 
     def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Remember what attachments want without touching the kernel (start-up)."""
-        self._node = self._scheme.node(node)
+        self._view = node
         self._remember(self._planned(changes, node))
         self._assumed = self._assumed or self.in_use
 
@@ -88,13 +90,23 @@ class IptablesBackend:
         Where that fails now the next change or repair does it: a busy lock must
         not fail a call that has nothing to do with these rules.
         """
-        before, self._node = self._node, self._scheme.node(node)
-        steps = {f: iptstep.step(before.get(f, NOTHING), self._node[f]) for f in Family}
+        if not self.in_use:
+            self._view = node
+            return
+        before, self._view = self._node_rules(), node
+        after = self._node_rules()
+        steps = {f: iptstep.step(before[f], after[f]) for f in Family}
         try:
             self._change({f: step for f, step in steps.items() if step and self._owners[f]})
         except (NetfilterFailed, TryAgain) as error:
             log.error("cannot follow the node's addresses now: %s", error)
             self._kernel.distrust()
+
+    def _node_rules(self) -> ByFamily:
+        """The node's own share, planned only when somebody needs it."""
+        if self._node_of is not self._view:
+            self._node, self._node_of = self._scheme.node(self._view), self._view
+        return self._node
 
     def _change(self, steps: Mapping[Family, iptdiff.Difference]) -> None:
         if steps:
@@ -117,7 +129,7 @@ class IptablesBackend:
             scheme=self._scheme,
             family=family,
             attachments=self._owners[family],
-            node=self._node.get(family, NOTHING),
+            node=self._node_rules()[family],
             keep_portals=belief.kept,
         )
 

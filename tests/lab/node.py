@@ -228,8 +228,16 @@ class Node:
         self.run("nft", "-f", "-", data=text.encode())
 
     def ruleset(self) -> str:
-        """The node's nft ruleset without counters, iptables-nft's tables included."""
-        return self.output("nft", "-s", "list", "ruleset")
+        """The node's rules without counters: nft's, iptables-nft's tables included, and legacy's."""
+        text = self.output("nft", "-s", "list", "ruleset")
+        for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
+            saved = self.output(tool)  # nothing where no table is loaded, and it loads none
+            text += "".join(
+                line.partition(" [")[0] + "\n" if line.startswith(":") else line + "\n"
+                for line in saved.splitlines()
+                if not line.startswith("#")
+            )
+        return text
 
     def sysctl(self, key: str, value: str | None = None, *, netns: str | None = None) -> str:
         """Read, or write, a /proc/sys value of a network namespace."""
@@ -263,21 +271,38 @@ class Node:
         return found
 
     def helpers(self) -> list[int]:
-        """Process ids of the running helpers of this node."""
-        return [pid for pid, argv in self.processes().items() if "helper" in argv[1:]]
+        """Process ids of the running helpers of this node.
+
+        A child that has not yet become its program looks like its parent, and is none.
+        """
+        found = [pid for pid, argv in self.processes().items() if "helper" in argv[1:]]
+        return [pid for pid in found if len(found) == 1 or _parent(pid) not in found]
+
+    def _kill_all(self) -> bool:
+        """Kill what lives in the node, what was started meanwhile too; whether nothing does."""
+        left = self.processes()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
 
     def close(self) -> None:
         """Kill what is left in the node and drop its namespaces; nothing may outlive it."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        gone = wait_for(lambda: not self.processes())
+        gone = wait_for(self._kill_all)
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
         self._holder.stdin.close()
         self._holder.wait(timeout=10)
         self._holder.stdout.close()
         assert gone, f"node {self.name}: processes outlived it: {self.processes()}"
+
+
+def _parent(pid: int) -> int:
+    """Parent of a process, 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _setns(descriptor: int) -> None:

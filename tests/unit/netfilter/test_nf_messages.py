@@ -201,3 +201,36 @@ def test_making_our_own_table_is_no_other_table() -> None:
     digest.feed(_event(nfmsg.NEWTABLE, TABLE, 11))
     assert digest.ours
     assert not digest.created
+
+
+def event(kind: int, table: str, chain: str = "", attribute: int = 2) -> bytes:
+    """An event about a chain of a table, as iptables-nft's changes come."""
+    body = nl.genmsg(2, 0) + nl.attr(1, nl.string(table))
+    if chain:
+        body += nl.attr(attribute, nl.string(chain))
+    return nl.message(kind, 0, 1, body)
+
+
+@pytest.mark.parametrize(
+    ("data", "iptables", "portmap"),
+    [
+        (event(nfmsg.NEWRULE, "nat", "KUBE-HOSTPORTS"), True, False),
+        (event(nfmsg.NEWRULE, "nat", "KUBE-SVC-X"), False, False),
+        (event(nfmsg.DELRULE, "nat", "KUBE-SVC-X"), False, False),
+        (event(nfmsg.DELRULE, "nat", "PREROUTING"), True, False),
+        (event(nfmsg.NEWRULE, "nat", "PREROUTING"), False, False),
+        (event(nfmsg.DELRULE, "filter", "INPUT"), True, False),
+        (event(nfmsg.DELRULE, "somebody", "INPUT"), False, False),
+        (event(nfmsg.DELTABLE, "raw"), True, False),
+        (event(nfmsg.DELTABLE, "somebody"), False, False),
+        (event(nfmsg.DELCHAIN, "nat", "POSTROUTING", 3), True, False),
+        (event(nfmsg.NEWRULE, "nat", "CNI-HOSTPORT-DNAT"), False, True),
+        (event(nfmsg.NEWRULE, "cni_hostport", "hostports"), False, True),
+    ],
+)
+def test_events_of_iptables_are_told_by_our_chains_and_by_lost_hooks(
+    data: bytes, iptables: bool, portmap: bool
+) -> None:
+    digest = EventDigest(TABLE)
+    digest.feed(data)
+    assert (digest.iptables, digest.portmap, digest.ours) == (iptables, portmap, False)
