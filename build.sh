@@ -22,7 +22,7 @@ BUILD_PACKAGES=(python3 python3-venv binutils)
 LAB_PACKAGES=(nftables iptables iproute2 conntrack containernetworking-plugins
     socat curl busybox-static procps util-linux kmod)
 LAUNCHER_PACKAGES=(gcc musl-tools)
-TEST_PACKAGES=(unbound bind9-dnsutils openssl)
+TEST_PACKAGES=(unbound bind9-dnsutils openssl firewalld dbus python3-nftables)
 
 say() { printf 'build.sh: %s\n' "$*" >&2; }
 stop() { say "$@"; exit 2; }

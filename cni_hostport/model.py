@@ -1,7 +1,6 @@
 """The words of the project as frozen models; an invalid one cannot exist.
 
-Decides what a port mapping, an attachment and its options are, and how an
-address is canonicalised (once, here). Never reads a file, a socket or the
+Decides what a port mapping, an attachment and its options are. Never reads a file, a socket or the
 clock, and never knows where a value came from: ``cni.py`` turns bytes into
 these, ``host/records.py`` stores them.
 """
@@ -11,47 +10,47 @@ from __future__ import annotations
 import base64
 import enum
 import hashlib
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
-from ipaddress import (
-    IPv4Address,
-    IPv4Interface,
-    IPv4Network,
-    IPv6Address,
-    IPv6Interface,
-    IPv6Network,
-    ip_address,
-    ip_interface,
-)
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast, dataclass_transform
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    InstanceOf,
-    PlainSerializer,
-    TypeAdapter,
-)
-from pydantic.dataclasses import dataclass
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer
 
-IPAddress = IPv4Address | IPv6Address
-IPInterface = IPv4Interface | IPv6Interface
-IPNetwork = IPv4Network | IPv6Network
+from cni_hostport.address import (
+    FAMILIES,
+    Family,
+    IPAddress,
+    IPInterface,
+    IPNetwork,
+    PodAddress,
+    canonical_ip,
+    family_of,
+)
+from cni_hostport.basemodel import Model, model
+
+__all__ = [
+    "DEFAULT_EXCLUDED_LINKS",
+    "FAMILIES",
+    "Attachment",
+    "AttachmentID",
+    "Family",
+    "HostPort",
+    "IPAddress",
+    "IPInterface",
+    "IPNetwork",
+    "Model",
+    "Options",
+    "PodAddress",
+    "PodRef",
+    "PortMapping",
+    "Protocol",
+    "ReservePorts",
+    "canonical_ip",
+    "family_of",
+    "model",
+]
 
 DEFAULT_EXCLUDED_LINKS = ("kube-ipvs0", "nodelocaldns")
-
-
-class Family(enum.IntEnum):
-    """Address family, numbered as people say it."""
-
-    V4 = 4
-    V6 = 6
-
-
-FAMILIES = _V4, _V6 = (Family.V4, Family.V6)
-"""Both families, IPv4 first. A tuple: walking the enumeration itself costs four times as much."""
 
 
 class Protocol(enum.StrEnum):
@@ -67,25 +66,6 @@ class Protocol(enum.StrEnum):
         return {"tcp": 6, "udp": 17, "sctp": 132}[self.value]
 
 
-def family_of(address: IPAddress | IPInterface | IPNetwork | PodAddress) -> Family:
-    """Family of an address, interface address or network."""
-    return _V4 if address.version == 4 else _V6
-
-
-def canonical_ip(text: str) -> IPAddress:
-    """Parse an address; ``::ffff:a.b.c.d`` is IPv4 (RFC 4291 2.5.5.2).
-
-    Raises ValueError when the text is no address or carries a zone.
-    """
-    address = ip_address(text)
-    if isinstance(address, IPv6Address):
-        if address.scope_id is not None:
-            raise ValueError(f"address with a zone: {text!r}")
-        if address.ipv4_mapped is not None:
-            return address.ipv4_mapped
-    return address
-
-
 def _host_ip(value: object) -> object:
     if value is None or value == "":
         return None
@@ -93,61 +73,6 @@ def _host_ip(value: object) -> object:
 
 
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
-
-
-class Model:
-    """Base of all models: frozen, no unknown fields, validated when made.
-
-    A dataclass with slots and not a BaseModel: a node may have ten thousand
-    attachments in memory, and a BaseModel's two dicts and set cost each of them
-    3 KB. Names of the methods are pydantic's.
-    """
-
-    __slots__ = ()
-
-    def model_copy(self, update: Mapping[str, Any]) -> Self:
-        """A copy with some fields changed; validated again."""
-        return replace(self, **update)  # type: ignore[type-var]
-
-    def model_dump(self, mode: Literal["json", "python"] = "python") -> dict[str, Any]:
-        """Fields as a dict; with mode ``json`` only what JSON knows, in clear text."""
-        return cast(dict[str, Any], _adapter(type(self)).dump_python(self, mode=mode))
-
-    def model_dump_json(self) -> str:
-        """The model as JSON text."""
-        return _adapter(type(self)).dump_json(self).decode()
-
-    @classmethod
-    def model_validate(cls, value: object) -> Self:
-        """From a dict. Raises pydantic.ValidationError, which names every wrong field."""
-        return cast(Self, _adapter(cls).validate_python(value))
-
-    @classmethod
-    def model_validate_json(cls, text: str | bytes) -> Self:
-        """From JSON text. Raises pydantic.ValidationError."""
-        return cast(Self, _adapter(cls).validate_json(text))
-
-
-_CONFIG = ConfigDict(extra="forbid")
-
-
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
-
-
-def _adapter(cls: type) -> TypeAdapter[Any]:
-    if cls not in _ADAPTERS:
-        _ADAPTERS[cls] = TypeAdapter(cls)
-    return _ADAPTERS[cls]
-
-
-_T = TypeVar("_T")
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-def model(cls: type[_T]) -> type[_T]:
-    """Class decorator: a frozen pydantic dataclass with slots and keyword arguments."""
-    made = dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)(cls)
-    return cast(type[_T], made)
 
 
 @model
@@ -204,7 +129,7 @@ class HostPort(NamedTuple):
         return self.address is None or other.address is None or self.address == other.address
 
     def __str__(self) -> str:
-        any_address = "0.0.0.0" if self.family is _V4 else "::"
+        any_address = "0.0.0.0" if self.family is Family.V4 else "::"
         host = any_address if self.address is None else str(self.address)
         host = f"[{host}]" if ":" in host else host
         return f"{host}:{self.port}/{self.protocol}"
@@ -233,65 +158,6 @@ class Options(Model):
     node_addresses: tuple[IPv4Network | IPv6Network, ...] = ()
     open_forward: bool = False
     exclude_interfaces: tuple[str, ...] = DEFAULT_EXCLUDED_LINKS
-
-
-class PodAddress:
-    """An address of a pod and the prefix length of its network.
-
-    What ``ipaddress`` calls an interface, in a fifth of the memory.
-    """
-
-    __slots__ = ("ip", "prefixlen")
-
-    def __init__(self, ip: IPAddress, prefixlen: int) -> None:
-        self.ip = ip
-        self.prefixlen = prefixlen
-
-    @classmethod
-    def of(cls, value: object) -> PodAddress:
-        """From ``10.1.0.5/24``, or from an interface address. Raises ValueError."""
-        if isinstance(value, PodAddress):
-            return value
-        if isinstance(value, str):
-            value = ip_interface(value)
-        if isinstance(value, IPv4Interface | IPv6Interface):
-            return cls(value.ip, value.network.prefixlen)
-        raise ValueError(f"not an address with a prefix length: {value!r}")
-
-    @property
-    def version(self) -> int:
-        """4 or 6."""
-        return self.ip.version
-
-    @property
-    def max_prefixlen(self) -> int:
-        """32 or 128."""
-        return self.ip.max_prefixlen
-
-    @property
-    def network(self) -> IPNetwork:
-        """The network the address is in."""
-        host_bits = self.ip.max_prefixlen - self.prefixlen
-        return _network(self.ip.version, int(self.ip) >> host_bits << host_bits, self.prefixlen)
-
-    def __str__(self) -> str:
-        return f"{self.ip}/{self.prefixlen}"
-
-    def __repr__(self) -> str:
-        return f"PodAddress({self})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PodAddress):
-            return NotImplemented
-        return self.ip == other.ip and self.prefixlen == other.prefixlen
-
-    def __hash__(self) -> int:
-        return hash((self.ip, self.prefixlen))
-
-
-@lru_cache(maxsize=64)  # a node has few networks, and making one costs more than all else here
-def _network(version: int, number: int, prefixlen: int) -> IPNetwork:
-    return IPv4Network((number, prefixlen)) if version == 4 else IPv6Network((number, prefixlen))
 
 
 _PodAddress = Annotated[

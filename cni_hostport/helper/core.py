@@ -26,6 +26,7 @@ from cni_hostport.errors import (
     TryAgain,
     UnknownContainer,
 )
+from cni_hostport.helper import calllog
 from cni_hostport.helper.answer import Answer, failure
 from cni_hostport.helper.backends import Working, choose
 from cni_hostport.helper.metrics import Metrics
@@ -298,20 +299,7 @@ class Core:
             level = logging.DEBUG
         if not log.isEnabledFor(level):
             return
-        identity = call.identity if call else None
-        args = call.args if call else {}
-        pod = "/".join(filter(None, (args.get("K8S_POD_NAMESPACE"), args.get("K8S_POD_NAME"))))
-        fields = {
-            "verb": verb,
-            "network": call.network if call else "",
-            "container": identity.container_id if identity else "",
-            "ifname": identity.ifname if identity else "",
-            "pod": pod,
-            "ms": f"{seconds * 1000:.2f}",
-            "ports": _ports(call) if error is not None or log.isEnabledFor(logging.DEBUG) else "",
-            "code": str(error.code) if error is not None else "",
-            "result": "ok" if error is None else str(error),
-        }
+        fields = calllog.fields(call, verb, error, seconds, log.isEnabledFor(logging.DEBUG))
         log.log(level, "call", extra={"fields": fields})
 
 
@@ -321,12 +309,3 @@ def _began(request: CallRequest) -> float:
         return float(request.env[os.fsdecode(shim.BEGAN)])
     except (KeyError, ValueError):
         return request.arrived
-
-
-def _ports(call: cni.Call | None) -> str:
-    """Host ports that a call is about, for the log; empty where they cannot be read."""
-    try:
-        mappings = cni.attachment_of(call).mappings if call else ()
-    except HostPortError:
-        return ""
-    return ",".join(map(str, mappings))

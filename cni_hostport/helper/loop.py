@@ -50,7 +50,7 @@ class Loop:
             helper.core,
             helper.worker,
             operations.reads(helper),
-            helper.problem,
+            self._problem,
             operations.jobs(helper),
             self._give,
         )
@@ -98,6 +98,13 @@ class Loop:
         log.info("ending: rules stay, sockets close")
         self._server.stop()
         helper.worker.stop(5.0)
+
+    def _problem(self) -> str:
+        """Why ADD cannot be served; who polls for the end of it need not wait for a timer."""
+        text = self._helper.problem()
+        if text:
+            self._look("STATUS")
+        return text
 
     def _netfilter_event(self) -> None:
         event = self._helper.events.read()

@@ -103,7 +103,7 @@ def test_the_second_pod_is_told_whose_port_it_is(tool: Tool) -> None:
     words = tool.refused("add", "pod2")
     assert f'plugin type="{TYPE}" failed (add)' in words
     assert "8080/tcp" in words
-    assert "network testnet, container cnitool-" in words
+    assert "by container cnitool-" in words
     assert "delete that pod, choose another hostPort" in words
     assert node.get(8080) == "pod"
     tool.do("del", "pod2")  # as a runtime does after a failed ADD

@@ -112,6 +112,15 @@ class Containerd:
         address = self.node.path(f"{WORK}/containerd.sock")
         eventually(address.exists, 20)
         self.cri = Cri(str(address), self.node.cgroup)
+        eventually(self.answers, 20)
+
+    def answers(self) -> bool:
+        """Whether it serves: it listens some time before."""
+        try:
+            self.cri.sandboxes()
+        except Refused:
+            return False
+        return True
 
     def kill(self) -> None:
         """End the daemon as a crash does."""

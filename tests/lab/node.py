@@ -269,21 +269,38 @@ class Node:
         return found
 
     def helpers(self) -> list[int]:
-        """Process ids of the running helpers of this node."""
-        return [pid for pid, argv in self.processes().items() if "helper" in argv[1:]]
+        """Process ids of the running helpers of this node.
+
+        A child that has not yet become its program looks like its parent, and is none.
+        """
+        found = [pid for pid, argv in self.processes().items() if "helper" in argv[1:]]
+        return [pid for pid in found if len(found) == 1 or _parent(pid) not in found]
+
+    def _kill_all(self) -> bool:
+        """Kill what lives in the node, what was started meanwhile too; whether nothing does."""
+        left = self.processes()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
 
     def close(self) -> None:
         """Kill what is left in the node and drop its namespaces; nothing may outlive it."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        gone = wait_for(lambda: not self.processes())
+        gone = wait_for(self._kill_all)
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
         self._holder.stdin.close()
         self._holder.wait(timeout=10)
         self._holder.stdout.close()
         assert gone, f"node {self.name}: processes outlived it: {self.processes()}"
+
+
+def _parent(pid: int) -> int:
+    """Parent of a process, 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _setns(descriptor: int) -> None:

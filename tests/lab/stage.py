@@ -244,8 +244,8 @@ class Stage:
         """What a call that changes nothing must leave as it was: rules, records, queue, holders."""
         queue = self.node.path(f"{RUN_DIR}/queue")
         return {
-            "rules": self.node.ruleset(),
             "legacy": self.node.output("iptables-legacy", "-t", "nat", "-S"),
+            "rules": self.node.ruleset(),  # second: to look at a legacy table makes it
             "records": self.records(),
             "queue": sorted(f.name for f in queue.iterdir()) if queue.exists() else [],
             "sockets": self.held_sockets(),

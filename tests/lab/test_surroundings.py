@@ -312,7 +312,8 @@ def test_a_call_that_is_killed(call: Caller, number: signal.Signals, delay: floa
     process.send_signal(number)  # to the plugin alone, as a runtime does
     process.communicate(timeout=10)
     succeeded(call.verb("DEL"))
-    one_helper(call)
+    node = call.stage.node  # killed early it had started nothing, and DEL found nothing to do
+    assert wait_for(lambda: list(node.processes()) == node.helpers()[:1])
     assert wait_for(lambda: call.stage.records() == {})
     succeeded(call.verb("ADD", BODY), silent=False)
     succeeded(call.verb("CHECK", BODY))
@@ -343,7 +344,7 @@ def test_a_run_directory_that_cannot_be_used(call: Caller, kind: str) -> None:
     reply = call.verb("DEL")
     succeeded(reply)
     assert reply.seconds < 5
-    assert reply.stderr.startswith(b"cni-hostport: ")
+    assert not reply.stderr or reply.stderr.startswith(b"cni-hostport: ")
     lowered = reply.stderr.lower()
     assert b"not found" not in lowered
     assert b"no such file or directory" not in lowered
