@@ -178,6 +178,7 @@ bench)
     need "${BUILD_PACKAGES[@]}" "${LAB_PACKAGES[@]}"
     alone compile_launcher
     alone bundle
+    tests/clients/setup.sh >&2 </dev/null || say "without the newer portmap"
     exec .venv/bin/python -m bench "$@"
     ;;
 -h | --help | help)

@@ -6,12 +6,8 @@ gives no row. ``best`` of nothing: medians only.
 
 from dataclasses import dataclass
 
-PORTMAPS = ("portmap-nft", "portmap-iptables", "portmap-legacy")
-TITLES = {
-    "portmap-nft": "portmap nftables",
-    "portmap-iptables": "portmap iptables-nft",
-    "portmap-legacy": "portmap iptables-legacy",
-}
+PORTMAPS = ("portmap-nft", "portmap-iptables")
+TITLES = {"portmap-nft": "portmap nftables", "portmap-iptables": "portmap iptables"}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from bench import calls
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLE = ROOT / "dist/cni-hostport"
 LAUNCHER = ROOT / "build/launcher"
-CACHE = Path(os.environ.get("CNI_HOSTPORT_CACHE") or Path.home() / ".cache/cni-hostport-lab")
+_CACHES = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+CACHE = Path(os.environ.get("CNI_HOSTPORT_CACHE") or f"{_CACHES}/cni-hostport-lab")
 DEBIAN_PORTMAP = Path("/usr/lib/cni/portmap")
 NEWER_PORTMAP = CACHE / "new/containernetworking-plugins/usr/lib/cni/portmap"
 

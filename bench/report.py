@@ -1,5 +1,6 @@
 """A run as people read it: tables in Markdown, a plot, and the machine it ran on."""
 
+import gzip
 import os
 import platform
 import re
@@ -48,8 +49,19 @@ def machine():
     }
     for name, path in (("1.1", plugins.DEBIAN_PORTMAP), ("1.9", plugins.NEWER_PORTMAP)):
         if path.exists():
-            found[f"portmap {name}"] = _first_line(str(path), env={})
+            found[f"portmap {name}"] = _packaged(path)
     return found
+
+
+def _packaged(path):
+    """Debian's version of a plugin; the executables themselves do not know theirs."""
+    doc = path.parents[2] / "share/doc/containernetworking-plugins"
+    for file in sorted(doc.glob("changelog.Debian*.gz")):
+        with gzip.open(file, "rt") as text:
+            found = re.match(r"\S+ \((.*?)\)", text.readline())
+            if found:
+                return f"Debian's containernetworking-plugins {found[1]}"
+    return "version unknown"
 
 
 def calls_table(figures, prefix, peers):

@@ -15,7 +15,6 @@ from ipaddress import (
     IPv6Interface,
     IPv6Network,
     ip_address,
-    ip_interface,
 )
 
 IPAddress = IPv4Address | IPv6Address
@@ -52,7 +51,11 @@ class PodAddress:
         if isinstance(value, PodAddress):
             return value
         if isinstance(value, str):
-            value = ip_interface(value)
+            text, _, bits = value.partition("/")
+            address = ip_address(text)
+            if not bits.isdecimal() or int(bits) > address.max_prefixlen:
+                raise ValueError(f"not an address with a prefix length: {value!r}")
+            return cls(address, int(bits))
         if isinstance(value, IPv4Interface | IPv6Interface):
             return cls(value.ip, value.network.prefixlen)
         raise ValueError(f"not an address with a prefix length: {value!r}")

@@ -12,6 +12,7 @@ silent (tests/data/cni_calls.json holds its answers).
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -96,6 +97,8 @@ def parse_call(env: Mapping[str, str], stdin: bytes, same_netns: bool = False) -
     identity = None
     if "CNI_CONTAINERID" in REQUIRED[command]:
         container_id, ifname = env["CNI_CONTAINERID"], env["CNI_IFNAME"]
+        # interned: a node's attachments share these words, and remember them each
+        network, ifname = sys.intern(network), sys.intern(ifname)
         identity = AttachmentID(network=network, container_id=container_id, ifname=ifname)
     return Call(
         command=command,
@@ -181,10 +184,10 @@ def attachment_of(call: Call) -> Attachment:
             f"prevResult has no address for CNI_IFNAME {show(identity.ifname)}",
             "port mappings need an address of an interface of that name with a sandbox",
         )
-    args = call.args
+    namespace, name = call.args.get("K8S_POD_NAMESPACE", ""), call.args.get("K8S_POD_NAME", "")
     return Attachment(
         identity=identity,
-        pod=PodRef(namespace=args.get("K8S_POD_NAMESPACE", ""), name=args.get("K8S_POD_NAME", "")),
+        pod=PodRef(namespace=sys.intern(namespace), name=name),
         netns=call.netns,
         addresses=addresses,
         mappings=mappings,

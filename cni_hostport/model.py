@@ -7,7 +7,6 @@ these, ``host/records.py`` stores them.
 
 from __future__ import annotations
 
-import base64
 import enum
 import hashlib
 from functools import lru_cache
@@ -185,7 +184,13 @@ class AttachmentID(Model):
 def _key_of(network: str, container_id: str, ifname: str) -> str:
     text = "\0".join((network, container_id, ifname))
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-    return base64.b32encode(digest[:10]).decode("ascii").lower()
+    number = int.from_bytes(digest[:10], "big")
+    return "".join([_PAIRS[number >> bits & 1023] for bits in (70, 60, 50, 40, 30, 20, 10, 0)])
+
+
+_BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
+_PAIRS = [first + second for first in _BASE32 for second in _BASE32]
+"""Base32 two characters at a time: the library's takes five times as long."""
 
 
 @model

@@ -10,7 +10,7 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from cni_hostport.host import netns, sysctl
 from cni_hostport.host.conntrack import Conntrack
@@ -104,6 +104,10 @@ class KernelMachine:
         if link is None or link.hairpin is None:
             raise OSError(f"no bridge port {index}")
         return link.hairpin
+
+    def hairpins(self) -> Mapping[int, bool]:
+        """That flag of every bridge port there is, in one dump."""
+        return self._rtnl.hairpins()
 
     def set_hairpin(self, index: int, on: bool) -> None:
         """Set the bridge port's flag."""

@@ -21,12 +21,16 @@ SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """No descriptor or no memory left: passing conditions of this process, not of the port."""
 
 
+_NOTHING: frozenset[HostPort] = frozenset()
+"""One for all: ten thousand empty sets are 2 MB."""
+
+
 @dataclass(slots=True)
 class Held:
     """One attachment's sockets, what it still waits for, and all that it wants."""
 
     sockets: dict[HostPort, Holder] = field(default_factory=dict)
-    waiting: set[HostPort] = field(default_factory=set)
+    waiting: frozenset[HostPort] = _NOTHING
     wanted: tuple[HostPort, ...] = ()
 
 
@@ -78,7 +82,8 @@ class HoldChange:
 
     def during(self) -> Held:
         """What is held until the change is kept: the old and the new."""
-        return Held(self._sockets, self._waiting, self._wanted)
+        waiting = frozenset(self._waiting) if self._waiting else _NOTHING
+        return Held(self._sockets, waiting, self._wanted)
 
     def closing(self) -> list[HostPort]:
         """What ``keep`` will close: an own socket in the way of one waited for stays."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Protocol
 
 from cni_hostport.errors import IOFailure
 from cni_hostport.hostport.answering import answers_loopback
@@ -36,6 +37,34 @@ def _link_may_be_gone(record: Record) -> Iterator[None]:
             raise IOFailure(
                 f"cannot read or set the flags of link {record.link.name}", str(error)
             ) from error
+
+
+class _Ports(Protocol):
+    """Who answers questions about bridge ports."""
+
+    def bridge_netfilter(self, family: Family) -> bool: ...
+    def hairpin(self, index: int) -> bool: ...
+
+
+class _OneLook:
+    """The machine's answers, all read at once: for a look at every record of a node."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._filtered: dict[Family, bool] = {}
+        self._ports: Mapping[int, bool] | None = None
+
+    def bridge_netfilter(self, family: Family) -> bool:
+        if family not in self._filtered:
+            self._filtered[family] = self._machine.bridge_netfilter(family)
+        return self._filtered[family]
+
+    def hairpin(self, index: int) -> bool:
+        if self._ports is None:
+            self._ports = self._machine.hairpins()
+        if index not in self._ports:
+            raise OSError(errno.ENODEV, "no bridge port")
+        return self._ports[index]
 
 
 class LinkKeeper:
@@ -68,25 +97,28 @@ class LinkKeeper:
             update={"route_localnet_found": found, "hairpin_set": tuple(ports)}
         )
 
-    def _hairpin_wanted(self, record: Record, on: tuple[int, ...] | None = None) -> list[int]:
+    def _hairpin_wanted(
+        self, record: Record, on: tuple[int, ...] | None = None, ask: _Ports | None = None
+    ) -> list[int]:
         """Bridge ports that must send the pod's own frames back and do not yet.
 
         With br_netfilter the DNAT happens while the frame is still bridged: the
         bridge then drops it, since it would leave by the port it came in on.
-        ``on``: ports that are known to do so; None: each is asked.
+        ``on``: ports that are known to do so; None: each is asked, of ``ask``.
         """
+        ask = ask or self._machine
         attachment = record.attachment
         if not record.link.ports or not attachment.options.snat:
             return []
         families = {c.family for c in attachment.claims()}
-        if not any(self._machine.bridge_netfilter(f) for f in families):
+        if not any(ask.bridge_netfilter(f) for f in families):
             return []
         if on is not None:
             return [index for index, _ in record.link.ports if index not in on]
         wanted = []
         for index, _ in record.link.ports:
             with _link_may_be_gone(record):
-                if not self._machine.hairpin(index):
+                if not ask.hairpin(index):
                     wanted.append(index)
         return wanted
 
@@ -166,6 +198,7 @@ class LinkKeeper:
         mended: list[str] = []
         strays: list[Record] = []
         there: dict[int, bool] = {}
+        ask = _OneLook(self._machine) if names is None else self._machine
         for record in self._registry:
             if names is not None and record.link.name not in names:
                 continue
@@ -175,7 +208,7 @@ class LinkKeeper:
                     there[index] = self._refresh_route_localnet(record, mended)
                 if not there[index]:
                     strays.append(record)
-            for port in self._hairpin_wanted(record):
+            for port in self._hairpin_wanted(record, ask=ask):
                 with _link_may_be_gone(record):
                     self._machine.set_hairpin(port, True)
                     mended.append(f"hairpin of port {dict(record.link.ports).get(port, port)}")

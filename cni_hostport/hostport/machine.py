@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, Protocol
 
 from cni_hostport.hostport.node import NodeView, PodLink
@@ -37,6 +37,9 @@ class Machine(Protocol):
 
     def hairpin(self, index: int) -> bool:
         """Whether the bridge port sends a frame back where it came from."""
+
+    def hairpins(self) -> Mapping[int, bool]:
+        """That flag of every bridge port there is, by link number."""
 
     def set_hairpin(self, index: int, on: bool) -> None:
         """Set the port's hairpin flag."""

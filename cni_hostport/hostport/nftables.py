@@ -39,6 +39,7 @@ class Tables(Protocol):
     def rules(self, family: Family) -> Sequence[Any]: ...
     def chains(self, family: Family) -> Sequence[Any]: ...
     def has_table(self, family: Family) -> bool: ...
+    def generation(self) -> int: ...
     def delete_tables(self) -> None: ...
 
 
@@ -57,6 +58,8 @@ class NftablesBackend:
         self._snapshot: Snapshot | None = None
         self._owed: Repair | None = None
         self._profiles = Profiles()
+        self._intact: int | None = None
+        """Generation of the ruleset at which the kernel held all that is wanted, nothing else."""
 
     @property
     def installed(self) -> bool:
@@ -113,6 +116,7 @@ class NftablesBackend:
         self._apply({NODE: node_elements(node, NODE)})
 
     def _assume(self, changes: Mapping[str, Iterable[Element]]) -> None:
+        self._intact = None
         for owner, elements in changes.items():
             self._wanted.replace(owner, elements)
 
@@ -177,6 +181,15 @@ class NftablesBackend:
         if not self.in_use:
             self.retire()
             return report
+        generation = self._tables.generation()
+        if self._intact == generation:
+            return report  # nobody has changed anything since
+        self._mend(report)
+        self._intact = None if report else generation
+        return report
+
+    def _mend(self, report: Repair) -> None:
+        self._intact = None
         current = self._look()
         if current is None or current != self._snapshot:
             fresh = self._snapshot is None
@@ -190,7 +203,6 @@ class NftablesBackend:
             log.warning("elements refused (%s): tables are made anew", error)
             self._load_fresh()
             self._repair_elements(report)
-        return report
 
     def _load_fresh(self) -> None:
         self._load(nftrules.fresh_tables_text() + self._profiles.text({}))

@@ -93,6 +93,10 @@ class TestRtnl:
             now = rtnl.link("veth0")
             assert now is not None
             assert now.hairpin is wanted
+            assert rtnl.hairpins() == {port.index: wanted}
+
+    def test_without_a_bridge_there_are_no_ports(self, rtnl: Rtnl) -> None:
+        assert rtnl.hairpins() == {}
 
     def test_hairpin_needs_a_port(self, rtnl: Rtnl) -> None:
         with pytest.raises(OSError):

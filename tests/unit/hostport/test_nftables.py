@@ -144,6 +144,22 @@ def test_repair_counts_and_names() -> None:
     assert not helper.backend.repair()
 
 
+def test_what_nobody_has_touched_is_not_read_again() -> None:
+    world, helper = both()
+    backend = helper.manager.backends["nftables"]
+    assert not backend.repair()
+    world.log.clear()
+    assert not backend.repair()
+    assert world.log == ["generation"]
+    del world.elements[ports(world)[0].place]
+    assert backend.repair().missing == 1
+    assert not backend.repair()
+    helper.manager.attach(C)
+    world.log.clear()
+    assert not backend.repair()
+    assert "dump" in world.log
+
+
 def test_a_strangers_rule_or_hook_in_our_tables_does_not_stay() -> None:
     world, helper = both()
     world.rules[Family.V4].append(Rule("prerouting", 99, b"drop"))

@@ -287,6 +287,12 @@ class Tables:
         self._world.effect("has table")
         return family in self._world.chains
 
+    def generation(self) -> int:
+        """As good as a number that grows: another one for every other content."""
+        self._world.effect("generation")
+        world = self._world
+        return hash(repr((sorted(world.elements.items()), world.chains, world.rules)))
+
     def delete_tables(self) -> None:
         self._world.effect("delete tables")
         flush(self._world)
@@ -345,6 +351,11 @@ class Machine:
         if on is None:
             raise OSError(errno.EOPNOTSUPP, "no port")
         return on
+
+    def hairpins(self) -> dict[int, bool]:
+        self._world.effect("read hairpins")
+        links = self._world.links.items()
+        return {index: link.hairpin for index, link in links if link.hairpin is not None}
 
     def set_hairpin(self, index: int, on: bool) -> None:
         self._world.effect(f"hairpin of {index} = {on}")
