@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import socket
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,13 +129,3 @@ def _take(channel: socket.socket) -> Inheritance:
         elif name.startswith(_HOLD):
             inheritance.holders.append((name.removeprefix(_HOLD), sock))
     return inheritance
-
-
-def wait_until(condition: object, seconds: float) -> bool:
-    """Poll a callable until it is true or the time is over."""
-    end = time.monotonic() + seconds
-    while callable(condition) and not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True

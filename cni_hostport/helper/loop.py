@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from cni_hostport import shim
 from cni_hostport.helper import handover, nodecachewatch, operations
 from cni_hostport.helper.parts import Helper
-from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER
+from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER, SETTLE
 from cni_hostport.helper.rundir import RunDir
 from cni_hostport.helper.server import Server
 
@@ -41,6 +41,7 @@ class Loop:
         self._ended = asyncio.Event()
         self._look_due = False
         self._queue_stamp = 0
+        self._iptables_due = False
         self._queue_again = 0.0
         self._sock = sock
         self._home = home
@@ -111,10 +112,16 @@ class Loop:
         own = {self._helper.nft.portid}
         if event.overflow or (event.ours and event.foreign(own)):
             self._look("a change of our tables", ", ".join(event.culprits(own)))
-        elif event.iptables and self._helper.manager.backends["iptables"].in_use:
-            # our own restores come here as well: known by the generation, nothing is read then
-            self._look("a change of iptables")
+        elif event.iptables and self._helper.iptables.in_use and not self._iptables_due:
+            self._iptables_due = True
+            self._loop.call_later(SETTLE, self._helper.worker.submit, self._iptables_changed)
         self._helper.others.note(event)
+
+    def _iptables_changed(self) -> None:
+        """Worker: our own restores have events as well; the generation tells them apart."""
+        self._iptables_due = False
+        if not self._helper.iptables.is_verified():
+            self._loop.call_soon_threadsafe(self._look, "a change of iptables")
 
     def _address_event(self) -> None:
         # The worker reads the events themselves; until it has, do not ask again. Every pod

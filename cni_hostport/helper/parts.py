@@ -54,10 +54,11 @@ class Helper:
         self.nft = Nftables()
         self.iptools = IptablesTools()
         self.nftables = NftablesBackend(self.nft, nftcmd.load)
+        self.iptables = IptablesBackend(self.iptools)
         forward = ForwardRules(self.iptools)
         backends: dict[str, Backend] = {
             "nftables": WithForward(self.nftables, forward),
-            "iptables": WithForward(IptablesBackend(self.iptools), forward),
+            "iptables": WithForward(self.iptables, forward),
         }
         self.working = Working({"nftables": self._try_nftables, "iptables": self.iptools.probe})
         self.manager = HostPortManager(KernelOpener(), backends, self.machine, self.store)

@@ -162,6 +162,10 @@ class IptablesBackend:
         self._sweep()
         return report
 
+    def is_verified(self) -> bool:
+        """Whether nobody but us changed any rule since all was right; no process runs."""
+        return all(self._kernel.is_verified(family) for family in self._kernel.families)
+
     def _sweep(self) -> None:
         """Once: rules an earlier helper left where this one has none, or in the other flavour."""
         if self._swept:

@@ -251,8 +251,3 @@ class LinkKeeper:
         moved = self.plan(record.model_copy(update=found), None, node, link)
         self.use(moved)
         return moved
-
-
-def families_of(record: Record) -> tuple[Family, ...]:
-    """Families the record's attachment claims ports in."""
-    return tuple(sorted({c.family for c in record.attachment.claims()}))

@@ -231,12 +231,10 @@ class Node:
         """The node's rules without counters: nft's, iptables-nft's tables included, and legacy's."""
         text = self.output("nft", "-s", "list", "ruleset")
         for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
-            saved = self.output(tool)  # nothing where no table is loaded, and it loads none
-            text += "".join(
-                line.partition(" [")[0] + "\n" if line.startswith(":") else line + "\n"
-                for line in saved.splitlines()
-                if not line.startswith("#")
-            )
+            for line in self.output(tool).splitlines():
+                # a table that is only loaded is nothing; its counters neither
+                if line.startswith("-") or line.endswith("- [0:0]"):
+                    text += f"{line}\n"
         return text
 
     def sysctl(self, key: str, value: str | None = None, *, netns: str | None = None) -> str:

@@ -158,6 +158,8 @@ def test_rules_flushed_while_no_helper_ran_come_back_with_it(stage: Stage) -> No
     pod = stage.pod("web", MAPPINGS)
     kill_helper(stage)
     stage.node.run("nft", "flush", "ruleset")
+    if stage.backend.flavour == "legacy":
+        stage.node.run("iptables-legacy", "-t", "nat", "-F")
     assert stage.ask(NODE4, PORT).outcome == "refused"
     stage.pod("next", [mapping(9000, 80)])
     assert stage.ask(NODE4, PORT).server == "web"
