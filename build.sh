@@ -65,18 +65,23 @@ as_root() {
 
 digest() { sha256sum "$@" | sha256sum | cut -d ' ' -f 1; }
 
-# .venv with everything in pyproject.toml, made anew only when that file changed.
+# .venv with these extras of pyproject.toml, made anew only when that file changed.
 environment() {
+    local extras=$EXTRAS
     need "${BUILD_PACKAGES[@]}"
     need "lib$($PYTHON -c 'import sys; print("python%d.%d" % sys.version_info[:2])')"
     $PYTHON -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         stop "needs Python 3.11 or newer as $PYTHON"
     local wanted
     wanted=$(digest pyproject.toml && $PYTHON -c 'import sys; print(sys.version)' && pwd)
-    [ "$(cat .venv/wanted 2>/dev/null)" != "$wanted" ] || return 0
-    say "preparing .venv"
+    if [ "$(cat .venv/wanted 2>/dev/null)" = "$wanted" ] && grep -qxF "$extras" .venv/extras 2>/dev/null; then
+        return 0
+    fi
+    say "preparing .venv ($extras)"
     [ -x .venv/bin/pip ] && .venv/bin/pip --version >/dev/null 2>&1 || $PYTHON -m venv --clear .venv
-    .venv/bin/python -m pip install -q --disable-pip-version-check -e '.[bundle,test,lint]' >&2
+    .venv/bin/python -m pip install -q --disable-pip-version-check -e ".[$extras]" >&2
+    [ "$(cat .venv/wanted 2>/dev/null)" = "$wanted" ] || rm -f .venv/extras
+    printf '%s\n' bundle "$extras" >>.venv/extras
     printf '%s\n' "$wanted" >.venv/wanted
 }
 
@@ -104,7 +109,7 @@ bundle() {
 
 # The bundle, built anew only when something in it changed; its timestamp is new either way.
 python_bundle() {
-    environment
+    environment "${1:-bundle}"
     local inputs
     inputs=$(
         find cni_hostport packaging/cni-hostport.spec LICENSE .venv/wanted \
@@ -149,6 +154,7 @@ if [ "${1:-}" = --launcher ]; then
     shift
 fi
 command=${1:-build}
+case $command in test | lint | bench) EXTRAS=bundle,test,lint ;; *) EXTRAS=bundle ;; esac
 [ $# -eq 0 ] || shift
 case $command in
 build)
