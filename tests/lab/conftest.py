@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lab.stage import BUNDLE, TYPE, Backend, Stage
 
+EVERY = ["nftables", "iptables-nft", "iptables-legacy"]
+DATA_PATH = ("test_matrix",)
 BACKENDS = os.environ.get("LAB_BACKENDS", "nftables").split(",")
 
 
@@ -30,7 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"no bundle at {BUNDLE}: run ./build.sh"))
 
 
-@pytest.fixture(params=BACKENDS, scope="module")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The data path runs with every backend; the rest with the default or LAB_BACKENDS'."""
+    if "backend" in metafunc.fixturenames:
+        name = metafunc.module.__name__.rpartition(".")[2]
+        chosen = EVERY if name in DATA_PATH and "LAB_BACKENDS" not in os.environ else BACKENDS
+        metafunc.parametrize("backend", chosen, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def backend(request: pytest.FixtureRequest) -> Backend:
     """The backend under test; LAB_BACKENDS names others than the default."""
     return Backend.parse(request.param)
