@@ -37,6 +37,8 @@ def answer(run_dir: str, env: Mapping[str, str], body: bytes) -> tuple[int, byte
 
 def _is_plain(run_dir: str) -> bool:
     """Whether the run directory is absent or as a helper makes it; else a helper complains."""
+    if not run_dir.startswith("/"):
+        return False
     try:
         status = os.lstat(run_dir)
     except FileNotFoundError:
