@@ -135,7 +135,16 @@ def helpers_of(run_dir):
                     found.append(int(name))
         except OSError:
             continue
-    return found
+    # a child that has not yet become its program looks like its parent, and is none
+    return [pid for pid in found if _parent(pid) not in found]
+
+
+def _parent(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _entries(pid, name):
