@@ -32,9 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"no bundle at {BUNDLE}: run ./build.sh"))
 
 
+def _names_its_own(metafunc: pytest.Metafunc) -> bool:
+    """Whether a test parametrizes `backend` itself (node-cache's are other ones)."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    return any("backend" in str(mark.args[0]).split(",") for mark in marks)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The data path runs with every backend; the rest with the default or LAB_BACKENDS'."""
-    if "backend" in metafunc.fixturenames:
+    if "backend" in metafunc.fixturenames and not _names_its_own(metafunc):
         name = metafunc.module.__name__.rpartition(".")[2]
         chosen = EVERY if name in DATA_PATH and "LAB_BACKENDS" not in os.environ else BACKENDS
         metafunc.parametrize("backend", chosen, indirect=True, scope="module")
