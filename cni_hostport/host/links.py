@@ -1,7 +1,8 @@
 """The node's own addresses, and how they change.
 
 Decides which addresses count (every one of both families but IPv6 link-local;
-tentative and deprecated ones too) and which kernel events can touch them. It
+tentative and deprecated ones too; those that are local only by a route,
+``localroutes.py``) and which kernel events can touch them. It
 must never do work for the events of a pod's links: each pod makes about ten,
 and none of them concerns an address that counts. pyroute2 reads the full list
 and decodes the events that matter, by its address message alone.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
-from cni_hostport.host import light
+from cni_hostport.host import light, localroutes
 from cni_hostport.host.nlsocket import NetlinkSocket
 from cni_hostport.model import IPAddress
 from cni_hostport.netfilter import nlwire
@@ -30,13 +31,11 @@ _RECEIVE_BYTES = 65536
 # A burst of a hundred pods queues a thousand link events of some 4 KiB each.
 _QUEUE_BYTES = 8 << 20
 
-# A storm that overtakes this many sends events, and those mend what is missing.
-_DUMP_TRIES = 5
-
 _AF_UNSPEC, _AF_INET6 = 0, 10
 _IFINFO = struct.Struct("=BxHiII")
 _IFADDR = struct.Struct("=BBBBI")
 _SCOPE_LINK = 253
+_IFF_UP = 1
 _IFLA_IFNAME = 3
 
 
@@ -51,6 +50,7 @@ class NodeAddress:
 
 # What tells two entries of the kernel apart: link number, address, peer, prefix length.
 _Key = tuple[int, str, str, int]
+_BY_ROUTE = "route"  # in place of the peer
 
 
 class NodeAddresses:
@@ -83,15 +83,15 @@ class NodeAddresses:
         Cost grows with the links of the node: for the start and for lost events.
         """
         before = self.addresses
-        listed = [message for message in _dump() if _counts(message)]
+        listed = _dump()
         # After the addresses, so that each has its link. A thirtieth of pyroute2's get_links().
         names = dict(socket.if_nameindex())
         self._entries, self._links = {}, {}
-        for message in listed:
-            name = names.get(message["index"])
+        for key, address in listed:
+            name = names.get(key[0])
             if name is not None:
-                self._links[message["index"]] = name
-                self._entries[_key(message)] = _address(message)
+                self._links[key[0]] = name
+                self._entries[key] = address
         self._view = None
         return self.addresses != before
 
@@ -99,23 +99,27 @@ class NodeAddresses:
         """Name of that link if it has an address that counts."""
         return self._links.get(index)
 
-    def add(self, message: Mapping[str, Any]) -> bool:
-        """Take in a decoded RTM_NEWADDR; whether it was news."""
-        key, index = _key(message), message["index"]
-        if key in self._entries or not _counts(message):
+    def add(self, key: _Key, address: IPAddress) -> bool:
+        """Take in an entry the kernel made; whether it was news."""
+        index = key[0]
+        if key in self._entries:
             return False
         if index not in self._links:
             try:
                 self._links[index] = socket.if_indextoname(index)
             except OSError:  # gone again; its end is in the queue
                 return False
-        self._entries[key] = _address(message)
+        self._entries[key] = address
         self._view = None
         return True
 
-    def remove(self, message: Mapping[str, Any]) -> bool:
-        """Take in a decoded RTM_DELADDR; whether it was news."""
-        return self._forget([_key(message)])
+    def has_route_on(self, index: int) -> bool:
+        """Whether a route made an address of that link local."""
+        return any(key[0] == index and key[2] == _BY_ROUTE for key in self._entries)
+
+    def remove(self, key: _Key) -> bool:
+        """Take in an entry's end; whether it was news."""
+        return self._forget([key])
 
     def remove_link(self, index: int) -> bool:
         """A link is gone and its addresses with it; whether it had any."""
@@ -153,7 +157,8 @@ class AddressEvents:
         )
         with suppress(PermissionError):
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE_BYTES)
-        self._socket.bind((0, _GROUPS))
+        localroutes.only_local(self._socket)
+        self._socket.bind((0, _GROUPS | localroutes.GROUPS))
 
     def fileno(self) -> int:
         """The descriptor; readable when ``drain`` has something to do."""
@@ -185,15 +190,13 @@ class AddressEvents:
         return (addresses.refresh() or changed) if lost else changed
 
 
-def _dump() -> list[Mapping[str, Any]]:
-    """Every address of the namespace, decoded; read again when it changed meanwhile."""
+def _dump() -> list[tuple[_Key, IPAddress]]:
+    """Every address of the namespace that counts."""
     with NetlinkSocket(socket.NETLINK_ROUTE) as netlink:
-        for _ in range(_DUMP_TRIES):
-            listed = netlink.dump(_GETADDR, bytes(_IFADDR.size))
-            # The kernel marks a dump that a change overtook; it may lack any entry.
-            if not any(m.flags & nlwire.NLM_F_DUMP_INTR for m in listed):
-                break
-    return [_decode(message) for message in listed]
+        messages = [_decode(m) for m in netlink.whole_dump(_GETADDR, bytes(_IFADDR.size))]
+        routes = localroutes.dump(netlink)
+    listed = [(_key(m), _address(m)) for m in messages if _counts(m)]
+    return listed + [(_route_key(route), route.address) for route in routes]
 
 
 def _apply(addresses: NodeAddresses, message: nlwire.Message) -> bool:
@@ -201,6 +204,8 @@ def _apply(addresses: NodeAddresses, message: nlwire.Message) -> bool:
         return _apply_address(addresses, message)
     if message.kind in (_NEWLINK, _DELLINK):
         return _apply_link(addresses, message.kind, message.body)
+    if message.kind in (localroutes.NEWROUTE, localroutes.DELROUTE):
+        return _apply_route(addresses, message)
     return False
 
 
@@ -208,18 +213,34 @@ def _apply_address(addresses: NodeAddresses, message: nlwire.Message) -> bool:
     family, _, _, scope, _ = _IFADDR.unpack_from(message.body)
     if family == _AF_INET6 and scope == _SCOPE_LINK:
         return False
-    take = addresses.add if message.kind == _NEWADDR else addresses.remove
-    return take(_decode(message))
+    decoded = _decode(message)
+    if message.kind == _DELADDR:
+        changed = addresses.remove(_key(decoded))
+        # with a link's last address its routes go, and the kernel says nothing of them
+        stale = addresses.has_route_on(decoded["index"])
+        return (addresses.refresh() or changed) if stale else changed
+    return _counts(decoded) and addresses.add(_key(decoded), _address(decoded))
+
+
+def _apply_route(addresses: NodeAddresses, message: nlwire.Message) -> bool:
+    route = localroutes.parse(message.body)
+    if route is None:
+        return False
+    if message.kind == localroutes.DELROUTE:
+        return addresses.remove(_route_key(route))
+    return addresses.add(_route_key(route), route.address)
 
 
 def _apply_link(addresses: NodeAddresses, kind: int, body: bytes) -> bool:
-    family, _, index, _, _ = _IFINFO.unpack_from(body)
+    family, _, index, flags, _ = _IFINFO.unpack_from(body)
     # A bridge says RTM_DELLINK in its own family when a port leaves it.
     known = addresses.knows(index) if family == _AF_UNSPEC else None
     if known is None:
         return False
     if kind == _DELLINK:
         return addresses.remove_link(index)
+    if not flags & _IFF_UP and addresses.has_route_on(index):
+        return addresses.refresh()  # the routes of a link that is down may be gone unannounced
     if body.startswith(nlwire.attr(_IFLA_IFNAME, nlwire.string(known)), _IFINFO.size):
         return False
     name = nlwire.attribute_map(body, _IFINFO.size).get(_IFLA_IFNAME)
@@ -255,6 +276,10 @@ def _address(message: Mapping[str, Any]) -> IPAddress:
 def _key(message: Mapping[str, Any]) -> _Key:
     peer = str(message.get("address") or "")
     return message["index"], _local(message), peer, message["prefixlen"]
+
+
+def _route_key(route: localroutes.LocalRoute) -> _Key:
+    return route.index, str(route.address), _BY_ROUTE, route.address.max_prefixlen
 
 
 def _counts(message: Mapping[str, Any]) -> bool:

@@ -12,12 +12,16 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 
 from cni_hostport.netfilter import nlwire
 
 _RECEIVE_BYTES = 65536
 # The kernel answers inside send(); only a lost answer could block, and then for ever.
 _RECEIVE_TIMEOUT = struct.pack("@ll", 5, 0)
+_SOL_NETLINK, _GET_STRICT_CHK = 270, 12
+# A storm that overtakes this many sends events, and those mend what is missing.
+_DUMP_TRIES = 5
 
 
 class NetlinkSocket:
@@ -54,6 +58,20 @@ class NetlinkSocket:
     def dump(self, kind: int, body: bytes) -> list[nlwire.Message]:
         """Ask for every object that the body selects. Raises OSError as ``get``."""
         return list(self._answers(kind, nlwire.NLM_F_DUMP, body))
+
+    def whole_dump(self, kind: int, body: bytes) -> list[nlwire.Message]:
+        """A dump read again when a change overtook it. Raises OSError as ``get``."""
+        for _ in range(_DUMP_TRIES):
+            listed = self.dump(kind, body)
+            # The kernel marks one that was overtaken; it may lack any entry.
+            if not any(m.flags & nlwire.NLM_F_DUMP_INTR for m in listed):
+                break
+        return listed
+
+    def check_strictly(self) -> None:
+        """Have the kernel heed what a dump selects; older than 4.20 it cannot."""
+        with suppress(OSError):
+            self._socket.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
 
     def _answers(self, kind: int, flags: int, body: bytes) -> Iterator[nlwire.Message]:
         self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF

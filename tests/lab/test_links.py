@@ -237,6 +237,47 @@ class TestAddressEvents:
         assert node("198.51.100.1/32", "veth0") in watched.addresses.addresses
         assert watched.is_right()
 
+    def test_addresses_local_by_a_route(self, watched: Watched) -> None:
+        make_bridge()
+        for virtual in ("203.0.113.7", "2001:db8:77::7"):
+            ip("route", "add", "local", virtual, "dev", "br0", "proto", "66")
+            assert watched.drain()
+            assert NodeAddress(ip_address(virtual), len(ip_address(virtual).packed) * 8, "br0") in (
+                watched.addresses.addresses
+            )
+            assert watched.is_right()
+        ip("addr", "add", "203.0.113.7/24", "dev", "br0")
+        assert watched.drain()
+        ip("addr", "del", "203.0.113.7/24", "dev", "br0")
+        watched.drain()
+        assert watched.is_right()
+        for address in ("203.0.113.1/24", "203.0.113.2/24"):
+            ip("addr", "add", address, "dev", "br0")
+        ip("route", "add", "local", "203.0.113.7", "dev", "br0", "proto", "66")
+        assert watched.drain()
+        ip("link", "set", "br0", "down")
+        watched.drain()
+        assert watched.is_right()
+        ip("link", "set", "br0", "up")
+        ip("route", "del", "local", "203.0.113.7", "dev", "br0", "proto", "66")
+        assert watched.drain()
+        ip("link", "del", "br0")
+        assert watched.drain()
+        assert watched.is_right()
+        assert watched.addresses.addresses == LO
+
+    def test_routes_of_others_wake_nobody(self, watched: Watched) -> None:
+        make_bridge()
+        watched.drain()
+        for route in ("198.51.100.0/24", "2001:db8:9::/64"):
+            ip("route", "add", *route.split(), "dev", "br0")
+        with pytest.raises(BlockingIOError):
+            watched.events._socket.recv(1 << 16, socket.MSG_PEEK)
+        ip("route", "add", "local", "203.0.113.0/24", "dev", "br0")
+        assert not watched.drain()
+        assert watched.is_right()
+        assert watched.addresses.addresses == LO
+
     def test_renamed_link(self, watched: Watched) -> None:
         make_bridge()
         ip("addr", "add", "192.0.2.1/24", "dev", "br0")

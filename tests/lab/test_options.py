@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.chain import Json
 from lab.node import (
     CLIENT4,
     CLIENT6,
@@ -201,6 +202,31 @@ def test_address_that_comes_later_answers_and_is_held(stage: Stage) -> None:
         assert wait_for(lambda p=port, n=name: stage.ask("192.0.2.77", p).server == n, timeout=1)
         rival = Rival("192.0.2.77", "reuseaddr", "tcp")
         assert wait_for(lambda p=port, r=rival: not r.wins(stage.node, p), timeout=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"nodeAddresses": ["203.0.113.0/24", "2001:db8:77::/64"]}])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_address_that_is_local_by_a_route(stage: Stage, options: Json, when: str) -> None:
+    """A cloud's load balancer gives its virtual address to the node as a route."""
+    virtual = ("203.0.113.7", "2001:db8:77::7")
+    routes = [f"route add local {a} dev uplink proto 66" for a in virtual]
+    if when == "before":
+        stage.node.ip(*routes)
+    network = stage.network(**options)
+    stage.pod("neighbour", network=network)
+    stage.pod("web", [mapping(PORT, 80), mapping(PORT, 80, "udp")], network=network)
+    if when == "after":
+        stage.node.ip(*routes)
+    for address in virtual:
+        # flows from before an address came are dropped once it has: ask again until then
+        for kind in ("tcp", "udp"):
+            ask = lambda a=address, k=kind: stage.ask(a, PORT, k).server == "web"  # noqa: E731
+            assert wait_for(ask, timeout=1)
+        for at in ("client", "other", "neighbour", "web", None):
+            for kind in ("tcp", "udp"):
+                protocol: Protocol = "udp" if kind == "udp" else "tcp"
+                assert stage.ask(address, PORT, protocol, at=at).server == "web", (address, at)
+        assert not Rival(address, "reuseaddr", "tcp").wins(stage.node, PORT)
 
 
 def test_host_ip_of_a_family_that_the_pod_lacks_is_skipped(stage: Stage) -> None:

@@ -1,0 +1,105 @@
+"""Addresses that are local by a route and sit on no link (``ip route add local``).
+
+Load balancers of clouds hand a node its virtual address this way. Decides which
+routes count: routes of type local to a single address that somebody other than the
+kernel made.
+Prefixes do not count: nothing could be held on each of their addresses. Must
+never cost anything for the routes of pods or of a routing daemon: the kernel is
+asked for local ones alone and a filter keeps the events of the others away.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import socket
+import struct
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from cni_hostport.host.nlsocket import NetlinkSocket
+from cni_hostport.model import IPAddress
+from cni_hostport.netfilter import nlwire
+
+NEWROUTE, DELROUTE = 24, 25
+GROUPS = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
+
+_GETROUTE = 26
+_RTMSG = struct.Struct("=BBBBBBBBI")
+_LOCAL, _LOCAL_TABLE, _BY_KERNEL = 2, 255, 2
+_DST, _OIF, _MULTIPATH = 1, 4, 9
+_NO_SUCH_FAMILY = (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
+_BITS = {socket.AF_INET: 32, socket.AF_INET6: 128}
+
+# linux/filter.h: load a half word or a byte from a fixed place, jump if equal, return
+_BPF = struct.Struct("@HBBI")
+_LOAD_HALF, _LOAD_BYTE, _IF_EQUAL, _RETURN = 0x28, 0x30, 0x15, 0x06
+_ATTACH_FILTER = 26
+_KIND_AT, _PROTOCOL_AT, _TYPE_AT = 4, 16 + 5, 16 + 7
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRoute:
+    """One address that a route makes local, and the number of the link it names."""
+
+    address: IPAddress
+    index: int
+
+
+def parse(body: bytes) -> LocalRoute | None:
+    """The route in an RTM_NEWROUTE or RTM_DELROUTE; None for one that does not count."""
+    family, length, _, _, _, protocol, _, kind, _ = _RTMSG.unpack_from(body)
+    if kind != _LOCAL or protocol == _BY_KERNEL or length != _BITS.get(family):
+        return None
+    found = nlwire.attribute_map(body, _RTMSG.size)
+    if _DST not in found or _OIF not in found:
+        return None
+    address = ip_address(found[_DST])
+    if address.is_loopback or (address.is_link_local and address.version == 6):
+        return None
+    return LocalRoute(address, int.from_bytes(found[_OIF], sys.byteorder))
+
+
+def dump(netlink: NetlinkSocket) -> list[LocalRoute]:
+    """Every local route that counts, read again when one changed meanwhile. Raises OSError.
+
+    Asked for so that the kernel looks through its local tables only; kernels
+    before 4.20 cannot and send every route.
+    """
+    netlink.check_strictly()
+    listed = []
+    for family in _BITS:
+        body = _RTMSG.pack(family, 0, 0, 0, _LOCAL_TABLE, 0, 0, _LOCAL, 0)
+        try:
+            listed += netlink.whole_dump(_GETROUTE, body)
+        except OSError as error:
+            if error.errno not in _NO_SUCH_FAMILY:
+                raise
+    return [route for message in listed if (route := parse(message.body)) is not None]
+
+
+def only_local(events: socket.socket) -> None:
+    """Let the kernel drop events of routes that cannot count; where it will not, all come."""
+    code = array.array("B")
+    for instruction in (
+        (_LOAD_HALF, 0, 0, _KIND_AT),
+        (_IF_EQUAL, 1, 0, _in_network_order(NEWROUTE)),
+        (_IF_EQUAL, 0, 4, _in_network_order(DELROUTE)),
+        (_LOAD_BYTE, 0, 0, _TYPE_AT),
+        (_IF_EQUAL, 0, 3, _LOCAL),
+        (_LOAD_BYTE, 0, 0, _PROTOCOL_AT),
+        (_IF_EQUAL, 1, 0, _BY_KERNEL),
+        (_RETURN, 0, 0, 0xFFFFFFFF),
+        (_RETURN, 0, 0, 0),
+    ):
+        code.frombytes(_BPF.pack(*instruction))
+    program = struct.pack("@HP", len(code) // _BPF.size, code.buffer_info()[0])
+    with suppress(OSError):
+        events.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+
+
+def _in_network_order(number: int) -> int:
+    # the filter loads in network order what stands there in the machine's
+    return int.from_bytes(number.to_bytes(2, sys.byteorder), "big")
