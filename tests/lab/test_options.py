@@ -220,8 +220,8 @@ def test_address_that_is_local_by_a_route(stage: Stage, options: Json, when: str
     for address in virtual:
         # flows from before an address came are dropped once it has: ask again until then
         for kind in ("tcp", "udp"):
-            ask = lambda a=address, k=kind: stage.ask(a, PORT, k).server == "web"  # noqa: E731
-            assert wait_for(ask, timeout=1)
+            ask = lambda a=address, k=kind: stage.ask(a, PORT, k, at="web").server == "web"  # noqa: E731
+            assert wait_for(ask, timeout=2)
         for at in ("client", "other", "neighbour", "web", None):
             for kind in ("tcp", "udp"):
                 protocol: Protocol = "udp" if kind == "udp" else "tcp"
