@@ -148,6 +148,15 @@ lint() {
     return $status
 }
 
+# Everything: two files at a time, then those that promise a time, alone. Or what ARGS name.
+tests() {
+    local status=0
+    [ $# -eq 0 ] || exec .venv/bin/python -m pytest "$@"
+    .venv/bin/python -m pytest -n 2 --dist loadfile -m "not alone" || status=1
+    .venv/bin/python -m pytest -m alone || status=1
+    return $status
+}
+
 launcher=no
 if [ "${1:-}" = --launcher ]; then
     launcher=yes
@@ -167,7 +176,7 @@ test)
     alone compile_launcher
     alone bundle
     tests/clients/setup.sh >&2 </dev/null
-    exec .venv/bin/python -m pytest "$@" </dev/null
+    tests "$@" </dev/null
     ;;
 lint)
     alone environment

@@ -15,6 +15,8 @@ from lab.stage import BUNDLE, TYPE, Backend, Stage
 
 EVERY = ["nftables", "iptables-nft", "iptables-legacy"]
 DATA_PATH = ("test_matrix",)
+# Promises in milliseconds are looked at with nothing else on the cores.
+TIMED = ("test_bench", "test_concurrency", "test_continuity", "test_healing", "test_repair")
 BACKENDS = os.environ.get("LAB_BACKENDS", "nftables").split(",")
 
 
@@ -24,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.lab)
+            if item.path.stem in TIMED:
+                item.add_marker(pytest.mark.alone)
             if os.geteuid() != 0:
                 item.add_marker(pytest.mark.skip(reason="the lab needs root"))
             elif getattr(getattr(item, "module", None), "FROM_SOURCE", False):
