@@ -215,6 +215,14 @@ def wants_mappings(call: Call) -> bool:
         return True
 
 
+def all_are_skipped(call: Call) -> bool:
+    """Whether no mapping is of a family in which the pod has an address: ADD keeps no record."""
+    try:
+        return not attachment_of(call).claims()
+    except HostPortError:
+        return False
+
+
 def gc_of(call: Call) -> frozenset[tuple[str, str]] | None:
     """Attachments of the network that live, as (container ID, interface name).
 

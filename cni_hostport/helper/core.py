@@ -222,7 +222,7 @@ class Core:
         identity = call.identity
         assert identity is not None
         if self.manager.registry.get(identity.key) is None:
-            if not cni.wants_mappings(call):
+            if not cni.wants_mappings(call) or cni.all_are_skipped(call):
                 return Answer(idle=True)
             raise UnknownContainer(
                 f"container {identity.container_id} has no host ports on network "
