@@ -454,6 +454,23 @@ def test_wrong_conditions_are_refused_in_the_tools_own_words(
     assert stage.ask(NODE4, 9000).server == "good"
 
 
+def test_conditions_may_list_addresses(stage: Stage) -> None:
+    """iptables makes a rule of each: none may look like damage."""
+    words = ["-s", "192.0.2.0/24,203.0.113.0/24", "-d", f"{NODE4},198.51.100.1"]
+    pod = stage.pod("web", [mapping(PORT, 80)], network=stage.network(conditionsV4=words))
+    assert stage.ask(NODE4, PORT).server == "web"
+    assert stage.ask(NODE4, PORT, at="other").refused_at_once()
+    assert saved(stage).count("-A KUBE-HOSTPORTS") == 4
+    assert check(stage, pod).status == 0
+    (helper,) = stage.node.helpers()
+    stage.node.run("kill", "-9", str(helper))
+    assert wait_for(lambda: not stage.node.helpers())
+    assert check(stage, pod).status == 0
+    assert status(stage)["repairs"]["count"] == 0  # type: ignore[index]
+    stage.remove(pod)
+    assert "KUBE-HP-" not in saved(stage)
+
+
 def test_profiles_of_conditions_come_and_go_with_their_users() -> None:
     stage = Stage(Backend.parse("nftables"))
     try:
