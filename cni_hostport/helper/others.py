@@ -121,13 +121,15 @@ class Others:
         identity = call.identity
         if identity is None:
             return
+        if self._portmap_nft:
+            self._remove_nft(identity.container_id)
         for flavour in self._portmap_flavours:
+            if flavour == "nft" and not portmap.is_portmaps(self._tools.chains(flavour)):
+                continue  # only an event spoke for it: this node may have no iptables at all
             runner = self._tools.fixed(flavour)
             for family in Family:
                 if runner.has(family):
                     self._remove(runner, family, identity.network, identity.container_id)
-        if self._portmap_nft:
-            self._remove_nft(identity.container_id)
 
     def _remove(self, runner: Runner, family: Family, network: str, container_id: str) -> None:
         tables, _ = read(runner, family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,3 +102,25 @@ def test_portmaps_nft_table_is_cleaned_by_container(stage: Stage) -> None:
 
     assert wait_for(lambda: at.container_id not in left())
     assert "other" in left()
+
+
+def test_portmaps_nft_table_is_cleaned_where_no_iptables_is() -> None:
+    """The event of that table must not send us to tools that the node lacks."""
+    stage = Stage(Backend.parse("nftables"))
+    try:
+        network = stage.network()
+        stage.pod("early", [mapping(7000, 80)], network=network)
+        stage.node.path("/run/empty").touch()
+        for name in ("xtables-nft-multi", "xtables-legacy-multi"):
+            stage.node.run("mount", "--bind", "/run/empty", f"/usr/sbin/{name}")
+        at = stage.attachment("old", [mapping(PORT, 80)])
+        stage.node.nft(
+            "table ip cni_hostport {\n chain hostports {\n"
+            f'  tcp dport 8080 dnat to 10.244.7.9:80 comment "{at.container_id}"\n }}\n}}\n'
+        )
+        time.sleep(0.2)
+        reply = stage.call("DEL", network.config(network.entry(TYPE), at, None), at)
+        assert (reply.status, reply.stderr) == (0, b"")
+        assert at.container_id not in stage.node.output("nft", "list", "ruleset")
+    finally:
+        stage.close()
