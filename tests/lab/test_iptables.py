@@ -14,7 +14,7 @@ import pytest
 
 from lab.chain import Reply
 from lab.node import NODE4, NODE6, wait_for
-from lab.stage import TOOLS, TYPE, Backend, Pod, Stage, mapping
+from lab.stage import RUN_DIR, TOOLS, TYPE, Backend, Pod, Stage, mapping
 
 PORT = 8080
 FLAVOURS = ("iptables-nft", "iptables-legacy")
@@ -182,6 +182,25 @@ def test_a_tool_that_fails_or_hangs_ends_in_a_clear_error(
     stage.pod("third", [mapping(9000, 80)])
     assert stage.ask(NODE4, 9000).server == "third"
     assert stage.ask(NODE4, PORT).server == "web"
+
+
+def test_a_hanging_tool_does_not_hold_up_other_backends(stage: Stage) -> None:
+    """DELs that wait for iptables are tried again, not all the time: nftables' pods go on."""
+    pods = [stage.pod(f"pod{n}", [mapping(8000 + n, 80)], serve=False) for n in range(3)]
+    other = stage.network("other", backend="nftables")
+    stage.pod("first", [mapping(7000, 80)], network=other)
+    fake(stage, "iptables-restore", "sleep 100")
+    for pod in pods:
+        assert stage.call("DEL", stage.config(pod), pod.at).status == 0
+    for number in range(1, 4):
+        started = time.monotonic()
+        stage.pod(f"more{number}", [mapping(7000 + number, 80)], network=other)
+        assert time.monotonic() - started < 20
+        assert stage.ask(NODE4, 7000 + number).server == f"more{number}"
+    real(stage, "iptables-restore")
+    queue = stage.node.path(f"{RUN_DIR}/queue")
+    assert wait_for(lambda: not list(queue.iterdir()), timeout=60, step=0.2)
+    assert wait_for(lambda: "KUBE-HP-" not in saved(stage), timeout=10, step=0.2)
 
 
 def test_a_held_lock_is_waited_for_and_then_told() -> None:
