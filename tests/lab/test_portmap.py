@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -80,6 +81,28 @@ def test_pods_of_portmap_are_deleted_through_us(stage: Stage, helper_first: bool
     ours.delete(three)
     assert stage.ask(NODE4, PORT).server == "new"
     stage.remove(new)
+
+
+def test_a_pod_of_portmap_on_our_port_is_told_with_the_command(stage: Stage) -> None:
+    """Its DEL never came: its rule stands before ours."""
+    old_pod(stage, "old", PORT, 8081)
+    stage.pod("web", [mapping(PORT, 80), mapping(8082, 80)], network=with_plugin(
+        stage, TYPE, backend=stage.backend.name
+    ))  # fmt: skip
+
+    def warnings() -> list[str]:
+        done = stage.node.run(stage.runtime.binary(TYPE), "status", "--json", env=stage.runtime.env)
+        return list(json.loads(done.stdout)["warnings"])
+
+    assert wait_for(lambda: len(warnings()) == 2, timeout=45, step=0.5)
+    assert {w.partition(":")[0] for w in warnings()} == {
+        f"port {PORT}/tcp (IPv{f})" for f in (4, 6)
+    }
+    assert stage.ask(NODE4, PORT).server == "old"
+    for warning in warnings():
+        stage.node.run("sh", "-c", warning.rpartition("If its pod is gone: ")[2])
+    for target in (NODE4, NODE6):
+        assert stage.ask(target, PORT).server == "web"
 
 
 def test_portmaps_nft_table_is_cleaned_by_container(stage: Stage) -> None:
