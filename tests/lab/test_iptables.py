@@ -424,6 +424,49 @@ def test_auto_takes_iptables_where_nft_does_not_work() -> None:
         stage.close()
 
 
+def test_attachments_of_nftables_live_on_where_nft_has_gone() -> None:
+    """The helper comes back without nft: rules that are whole serve, and go with their pods."""
+    stage = Stage(Backend.parse("nftables"))
+    try:
+        network = stage.network(backend="auto")
+        pods = [stage.pod(f"pod{n}", [mapping(8000 + n, 80)], network=network) for n in range(3)]
+        (helper,) = stage.node.helpers()
+        stage.node.run("kill", "-9", str(helper))
+        assert wait_for(lambda: not stage.node.helpers())
+        break_tool(stage, "nft")
+        late = stage.pod("late", [mapping(9000, 80)], network=network)
+        assert stage.ask(NODE4, 9000).server == "late"
+        reply = stage.call("STATUS", {**stage.entry(), "name": "x", "cniVersion": "1.1.0"})
+        assert reply.status == 0, reply
+        stage.remove(pods[0])
+        assert stage.ask(NODE4, 8000).refused_at_once()
+        for pod in pods[1:]:
+            assert stage.ask(NODE4, int(pod.at.capability_args["portMappings"][0]["hostPort"])).ok
+            assert stage.call("CHECK", stage.config(pod), pod.at).status == 0
+        stage.node.run("umount", "/usr/sbin/nft")
+        for pod in (*pods[1:], late):
+            stage.remove(pod)
+        assert wait_for(lambda: "hostport-manager" not in stage.node.ruleset(), 45, 0.5)
+    finally:
+        stage.close()
+
+
+def test_the_last_pod_takes_the_tables_along_where_nft_has_gone() -> None:
+    stage = Stage(Backend.parse("nftables"))
+    try:
+        pod = stage.pod("web", [mapping(PORT, 80)])
+        (helper,) = stage.node.helpers()
+        stage.node.run("kill", "-9", str(helper))
+        assert wait_for(lambda: not stage.node.helpers())
+        stage.node.nft("delete chain ip hostport-manager guard")
+        break_tool(stage, "nft")
+        assert stage.call("DEL", stage.config(pod), pod.at).status == 0
+        stage.node.run("umount", "/usr/sbin/nft")
+        assert "hostport-manager" not in stage.node.ruleset()
+    finally:
+        stage.close()
+
+
 def test_no_backend_at_all_is_a_clear_error() -> None:
     stage = Stage(Backend.parse("nftables"))
     try:
