@@ -203,6 +203,22 @@ def test_a_hanging_tool_does_not_hold_up_other_backends(stage: Stage) -> None:
     assert wait_for(lambda: "KUBE-HP-" not in saved(stage), timeout=10, step=0.2)
 
 
+def test_status_is_about_the_backend_of_its_network(stage: Stage) -> None:
+    stage.pod("one", [mapping(8000, 80)], serve=False)
+    stage.pod("two", [mapping(8001, 80)], network=stage.network("b", backend="nftables"))
+    fake(stage, "iptables-restore", "exit 1")
+    stage.node.run(tool(stage, "iptables"), "-t", "nat", "-F", "PREROUTING")
+
+    def code(backend: str) -> int:
+        config = {**stage.entry(backend=backend), "name": "x", "cniVersion": "1.1.0"}
+        return stage.call("STATUS", config).code
+
+    assert wait_for(lambda: code("iptables") == 50, timeout=40, step=0.2)
+    assert [code(name) for name in ("nftables", "auto", "iptables")] == [0, 0, 50]
+    real(stage, "iptables-restore")
+    assert wait_for(lambda: code("iptables") == 0, timeout=40, step=0.2)
+
+
 def test_a_held_lock_is_waited_for_and_then_told() -> None:
     stage = Stage(Backend.parse("iptables-legacy"))
     try:
