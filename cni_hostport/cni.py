@@ -215,6 +215,22 @@ def wants_mappings(call: Call) -> bool:
         return True
 
 
+def backend_of(call: Call) -> str:
+    """The backend that the configuration asks for or needs, ``auto`` where it is no matter."""
+    try:
+        return parse_options(call.fields).backend
+    except HostPortError:
+        return "auto"
+
+
+def all_are_skipped(call: Call) -> bool:
+    """Whether no mapping is of a family in which the pod has an address: ADD keeps no record."""
+    try:
+        return not attachment_of(call).claims()
+    except HostPortError:
+        return False
+
+
 def gc_of(call: Call) -> frozenset[tuple[str, str]] | None:
     """Attachments of the network that live, as (container ID, interface name).
 

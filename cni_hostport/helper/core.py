@@ -19,7 +19,6 @@ from cni_hostport import cni, shim
 from cni_hostport.errors import (
     BadEnvironment,
     HostPortError,
-    IOFailure,
     NetfilterFailed,
     PortInUse,
     StateDiffers,
@@ -30,14 +29,12 @@ from cni_hostport.helper import calllog
 from cni_hostport.helper.answer import Answer, failure
 from cni_hostport.helper.backends import Working, choose
 from cni_hostport.helper.metrics import Metrics
+from cni_hostport.helper.slow import RETRIED, SlowBackends
 from cni_hostport.host import netns, queue
 from cni_hostport.hostport.manager import HostPortManager
 from cni_hostport.model import Attachment
 
 log = logging.getLogger(__name__)
-
-_RETRIED = (NetfilterFailed, TryAgain, IOFailure)
-"""Errors of a DEL that may pass: it is queued and tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +62,7 @@ class Core:
         self._home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._added: dict[str, float] = {}
         """When each attachment's last ADD was done, seconds of the monotonic clock."""
+        self._slow = SlowBackends()
         self.queue_kept = 0
         """Queued DELs that failed when they were last tried."""
         self.leftovers: Callable[[cni.Call], None] | None = None
@@ -93,7 +91,7 @@ class Core:
 
     def _failed(self, error: HostPortError, call: cni.Call | None, request: CallRequest) -> Answer:
         """A failing DEL keeps bridge and IPAM from cleaning up: what can be retried is queued."""
-        later = isinstance(error, _RETRIED)
+        later = isinstance(error, RETRIED)
         if later and call is not None and call.command == "DEL":
             return self._postpone(error, request)
         version = call.cni_version if call is not None else cni.cni_version_of(request.stdin)
@@ -154,6 +152,7 @@ class Core:
             netns_cookie=self._cookie(attachment, request),
             must_be_local=cni.from_annotation(call),
         )
+        self._slow.forget(backend)
         self._forget_queued(attachment)
         self._added[attachment.key] = time.monotonic()
         self._log_skipped(attachment)
@@ -209,8 +208,10 @@ class Core:
         identity = call.identity
         assert identity is not None
         self._added.pop(identity.key, None)
-        if not self.manager.detach(identity.key) and self.leftovers is not None:
-            self.leftovers(call)
+        record = self.manager.registry.get(identity.key)
+        with self._slow.patience(record.backend if record else "portmap"):
+            if not self.manager.detach(identity.key) and self.leftovers is not None:
+                self.leftovers(call)
 
     def _forget_queued(self, attachment: Attachment) -> None:
         """An older DEL still in the queue must not take away what was just added."""
@@ -222,7 +223,7 @@ class Core:
         identity = call.identity
         assert identity is not None
         if self.manager.registry.get(identity.key) is None:
-            if not cni.wants_mappings(call):
+            if not cni.wants_mappings(call) or cni.all_are_skipped(call):
                 return Answer(idle=True)
             raise UnknownContainer(
                 f"container {identity.container_id} has no host ports on network "
@@ -265,7 +266,7 @@ class Core:
                 call = cni.parse_call(env, entry.stdin)
                 if call.command == "DEL":
                     self._remove(call)
-            except _RETRIED as error:
+            except RETRIED as error:
                 kept += 1
                 log.warning("queued DEL %s is kept: %s", entry.path.name, error)
                 continue

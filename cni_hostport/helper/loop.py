@@ -100,9 +100,9 @@ class Loop:
         self._server.stop()
         helper.worker.stop(5.0)
 
-    def _problem(self) -> str:
+    def _problem(self, backend: str) -> str:
         """Why ADD cannot be served; who polls for the end of it need not wait for a timer."""
-        text = self._helper.problem()
+        text = self._helper.problem(backend)
         if text:
             self._look("STATUS")
         return text

@@ -76,24 +76,26 @@ class Others:
             log.warning("cannot look for other host-port managers: %s", error)
 
     def _look(self, flavours: Iterable[str]) -> None:
-        carrying, jumps = set(), []
+        chains = {}
         for flavour in flavours:
             if flavour == "legacy" and self._tools.get(flavour) is None:
                 self._tools.refresh()
-            chains = self._tools.chains(flavour)
-            if portmap.is_portmaps(chains):
-                carrying.add(flavour)
-            if names.HOSTPORTS in chains:
-                jumps += self._foreign(self._tools.fixed(flavour))
-        self._portmap_flavours, self._jumps = frozenset(carrying), tuple(jumps)
+            chains[flavour] = self._tools.chains(flavour)
+        self._portmap_flavours = frozenset(f for f, c in chains.items() if portmap.is_portmaps(c))
         self._portmap_nft = any(name == portmap.TABLE for _, name in self._portmap.tables())
+        jumps = []
+        for flavour, present in chains.items():
+            if names.HOSTPORTS in present or flavour in self._portmap_flavours:
+                jumps += self._foreign(self._tools.fixed(flavour))
+        self._jumps = tuple(jumps)
 
     def _foreign(self, runner: Runner) -> list[tuple[str, Family, ForeignJump]]:
         return [
             (runner.flavour, family, jump)
             for family in Family
             if runner.has(family)
-            for jump in foreign_jumps(read(runner, family)[0])
+            for tables in (read(runner, family)[0],)
+            for jump in (*foreign_jumps(tables), *portmap.mappings(tables))
         ]
 
     # for ``status``
@@ -121,13 +123,15 @@ class Others:
         identity = call.identity
         if identity is None:
             return
+        if self._portmap_nft:
+            self._remove_nft(identity.container_id)
         for flavour in self._portmap_flavours:
+            if flavour == "nft" and not portmap.is_portmaps(self._tools.chains(flavour)):
+                continue  # only an event spoke for it: this node may have no iptables at all
             runner = self._tools.fixed(flavour)
             for family in Family:
                 if runner.has(family):
                     self._remove(runner, family, identity.network, identity.container_id)
-        if self._portmap_nft:
-            self._remove_nft(identity.container_id)
 
     def _remove(self, runner: Runner, family: Family, network: str, container_id: str) -> None:
         tables, _ = read(runner, family)
@@ -153,8 +157,10 @@ class Others:
 
 def _warning(flavour: str, family: Family, jump: ForeignJump, backend: str) -> str:
     tool = f"{_TOOL[family]}-{flavour}"
-    command = f"{tool} -t nat -D {names.HOSTPORTS} {shlex.join(jump.args)}"
+    command = f"{tool} -t nat -D {jump.parent} {shlex.join(jump.args)}"
     effect = "it wins over ours" if backend == "nftables" else "ours comes first"
+    if backend != "nftables" and jump.parent != names.HOSTPORTS:
+        effect = "the first of the two in PREROUTING wins"
     return (
         f"port {jump.port}/{jump.protocol} (IPv{int(family)}): chain {jump.chain} of another "
         f"manager ({jump.comment or 'no comment'}) leads to {jump.target or 'nowhere'}; {effect}. "

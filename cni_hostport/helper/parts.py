@@ -125,10 +125,18 @@ class Helper:
         if not self.nftables.installed:
             nftcmd.load(nftrules.probe_text())
 
-    def problem(self) -> str:
-        """Why ADD cannot be served now; empty if it can. Asks no tool and waits for nobody."""
+    def problem(self, backend: str = "auto") -> str:
+        """Why ADD cannot be served with that backend; empty if it can.
+
+        Asks no tool and waits for nobody. What keeps one backend from repair is no
+        trouble of networks that the other serves.
+        """
         if not any(commands.find(tool) for tool in _TOOLS):
             return "neither nft nor iptables is installed: install nftables or iptables"
+        broken = self.reconciler.broken
+        usable = {backend} if backend != "auto" else set(self.working.known())
+        if broken and usable - broken:
+            return self.working.problem()
         return self.working.problem() or self.reconciler.problem
 
 

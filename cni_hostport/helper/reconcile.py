@@ -96,6 +96,9 @@ class Reconciler:
         self.last = LastRepair()
         self.last_look = 0.0
         self.problem = ""
+        self.broken: frozenset[str] = frozenset()
+        """Backends that could not be mended in the last look; the problem is theirs alone."""
+        self._failing = self.broken
 
     def delay(self) -> float:
         """Seconds to wait before the next look may mend."""
@@ -106,10 +109,12 @@ class Reconciler:
         self.last_look = time.time()
         # asked again here: a repair may have ended since this look was ordered
         early = self._backoffs["rules"].delay(time.monotonic()) > TOLERANCE
+        self._failing = frozenset()
         try:
             self._pass(why, culprit, rules=not early)
-            self.problem = ""
+            self.problem, self.broken = "", frozenset()
         except Exception as error:
+            self.broken = self._failing
             self._fails(f"cannot reconcile ({why})", error)
         return early
 
@@ -141,7 +146,7 @@ class Reconciler:
         manager = self._manager
         manager.retry_deletes()
         manager.follow_addresses()
-        error = self._rules(why, culprit) if rules else None
+        error, broken = self._rules(why, culprit) if rules else (None, frozenset[str]())
         self._links(why)
         for key, ports in manager.retry_waiting().items():
             record = manager.registry.get(key)
@@ -151,23 +156,27 @@ class Reconciler:
         for look in self.also:
             look()
         if error is not None:
+            self._failing = broken
             raise error
 
-    def _rules(self, why: str, culprit: str) -> Exception | None:
-        """Repair each backend; one that cannot does not keep the other from it."""
-        found, failed = [], None
+    def _rules(self, why: str, culprit: str) -> tuple[Exception | None, frozenset[str]]:
+        """Repair each backend; one that cannot does not keep the other from it.
+
+        The last error, and the backends that failed.
+        """
+        found, failed, broken = [], None, frozenset[str]()
         for name, backend in self._manager.backends.items():
             try:
                 repair = backend.repair() if backend.in_use else None
             except (OSError, HostPortError) as error:
-                failed = error
+                failed, broken = error, broken | {name}
                 continue
             if repair:
                 found.append(f"{name}: {repair}")
         if found:
             self._manager.drop_gap_flows()
             self._mended("rules", found, why, culprit)
-        return failed
+        return failed, broken
 
     def _links(self, why: str, names: Collection[str] | None = None) -> None:
         if self._backoffs["links"].delay(time.monotonic()) > 0:

@@ -67,7 +67,7 @@ class Server:
         core: Core,
         worker: Worker,
         operations: Mapping[str, Operation],
-        problem: Callable[[], str],
+        problem: Callable[[str], str],
         jobs: Mapping[str, Operation] | None = None,
         handover: Handover | None = None,
     ) -> None:
@@ -179,8 +179,8 @@ class Server:
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in request.env.items()}
         version = cni.cni_version_of(request.body)
         try:
-            cni.parse_call(env, request.body)
-            if text := self._foreign(request) or self._problem():
+            call = cni.parse_call(env, request.body)
+            if text := self._foreign(request) or self._problem(cni.backend_of(call)):
                 raise NotAvailable("cni-hostport cannot serve ADD", text)
         except HostPortError as error:
             return failure(error, version)

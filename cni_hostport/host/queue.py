@@ -114,9 +114,11 @@ def cancel(run_dir: Path, network: str, container_id: str, ifname: str) -> int:
 
 
 def _network_of(stdin: bytes) -> str:
+    """As ``cni.py`` reads it: keys in any case, the last one counts."""
     try:
-        name = json.loads(stdin)["name"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        config = json.loads(stdin.decode("utf-8", "replace"))
+        name = [config[key] for key in config if key.casefold() == "name"][-1]
+    except (ValueError, TypeError, AttributeError, IndexError, RecursionError):
         return ""
     return name if isinstance(name, str) else ""
 

@@ -100,7 +100,8 @@ def _family_rules(family: Family, placed: Placed, node: NodeView) -> Rules:
         chain = names.mapping_chain(attachment, mapping)
         if where and chain not in chains:
             chains[chain] = tuple(_chain_rules(family, pod, mapping, where, placed))
-            jumps.append((mapping.is_wildcard, _jump(family, chain, mapping, placed)))
+            made = _jumps(family, chain, mapping, placed)
+            jumps.extend((mapping.is_wildcard, jump) for jump in made)
     if pod is not None and chains:
         members.update(dict.fromkeys(_masquerade(family, pod, placed)))
     members.update(dict.fromkeys(_held(family, placed)))
@@ -119,13 +120,31 @@ def destinations(
     return answered_addresses(family, options, node)
 
 
-def _jump(family: Family, chain: str, mapping: PortMapping, placed: Placed) -> Jump:
+def _jumps(family: Family, chain: str, mapping: PortMapping, placed: Placed) -> Iterator[Jump]:
     options, protocol = placed.attachment.options, str(mapping.protocol)
     conditions = options.conditions_v4 if family is Family.V4 else options.conditions_v6
     comment = comment_words(names.mapping_comment(placed.attachment, mapping))
     match = ("-m", protocol, "-p", protocol, "--dport", str(mapping.host_port))
-    args = (*comment, *match, *conditions, "-j", chain)
-    return Jump(args, chain, protocol, mapping.host_port, conditions)
+    for words in single_addresses(conditions):
+        args = (*comment, *match, *words, "-j", chain)
+        yield Jump(args, chain, protocol, mapping.host_port, words)
+
+
+_SOURCE, _DESTINATION = ("-s", "--source", "--src"), ("-d", "--destination", "--dst")
+
+
+def single_addresses(conditions: Args) -> list[Args]:
+    """Conditions with a list of addresses as the rules that iptables makes of them: one each.
+
+    An inverted list, or an option given twice, is left for the tool to refuse.
+    """
+    found = [conditions]
+    for options in (_SOURCE, _DESTINATION):
+        at = next((n for n, word in enumerate(conditions[:-1], 1) if word in options), 0)
+        if at and conditions[at - 2 : at - 1] != ("!",):
+            addresses = dict.fromkeys(conditions[at].split(","))
+            found = [(*w[:at], a, *w[at + 1 :]) for w in found for a in addresses]
+    return found
 
 
 def _chain_rules(

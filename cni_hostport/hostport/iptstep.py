@@ -58,7 +58,7 @@ def about(key: str, rules: Rules) -> Callable[[str], bool]:
 
 @dataclass(frozen=True, slots=True)
 class ForeignJump:
-    """A jump in KUBE-HOSTPORTS that an earlier manager left, or another one keeps."""
+    """A jump to a mapping that an earlier manager left, or another one keeps; in ``parent``."""
 
     protocol: str
     port: int
@@ -66,6 +66,7 @@ class ForeignJump:
     comment: str
     args: Args
     target: str = ""
+    parent: str = names.HOSTPORTS
 
 
 def foreign_jumps(tables: Mapping[str, Table]) -> list[ForeignJump]:

@@ -200,7 +200,7 @@ class HostPortManager(Adding, Following):
             if not self._is_gone(owner):
                 raise PortInUse(
                     f"host port {wanted} is in use by {owner.attachment.describe()}",
-                    "delete that pod, choose another hostPort or a hostIP of its own",
+                    _advice(attachment, owner.attachment),
                     owner="attachment",
                 )
             log.warning(
@@ -213,6 +213,15 @@ class HostPortManager(Adding, Following):
     def _is_gone(self, record: Record) -> bool:
         state = self._machine.netns_state(record.attachment.netns, record.netns_cookie)
         return state == "gone"
+
+
+def _advice(wanting: Attachment, owner: Attachment) -> str:
+    if wanting.identity.container_id == owner.identity.container_id:
+        return (
+            "it is this container's own, on another network or interface: let only one of "
+            "its networks have cni-hostport in the conflist"
+        )
+    return "delete that pod, choose another hostPort or a hostIP of its own"
 
 
 def _same_content(

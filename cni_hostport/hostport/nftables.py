@@ -57,6 +57,8 @@ class NftablesBackend:
         self._wanted = Wanted()
         self._snapshot: Snapshot | None = None
         self._owed: Repair | None = None
+        self._unproven = False
+        """The tables are an earlier helper's: whole, and not yet made anew by this one."""
         self._profiles = Profiles()
         self._intact: int | None = None
         """Generation of the ruleset at which the kernel held all that is wanted, nothing else."""
@@ -159,6 +161,8 @@ class NftablesBackend:
             self._tables.apply(add, delete)
         elif self.in_use:
             self.repair()
+        else:
+            self.retire()  # an earlier helper's tables, which this one never could mend
 
     def _try_repair(self) -> None:
         try:
@@ -185,14 +189,14 @@ class NftablesBackend:
         if self._intact == generation:
             return report  # nobody has changed anything since
         self._mend(report)
-        self._intact = None if report else generation
+        self._intact = None if report or self._unproven else generation
         return report
 
     def _mend(self, report: Repair) -> None:
         self._intact = None
         current = self._look()
-        if current is None or current != self._snapshot:
-            fresh = self._snapshot is None
+        if current is None or current != self._snapshot or self._unproven:
+            fresh = self._snapshot is None or self._unproven
             if not fresh:
                 report.tables = [f"{nftrules.nft_family(f)} {nftrules.TABLE}" for f in Family]
             self._install()
@@ -217,7 +221,23 @@ class NftablesBackend:
             whole = False
         if not whole:
             # somebody made a set or chain of our name with another type, or one of his own
-            self._load_fresh()
+            try:
+                self._load_fresh()
+            except NetfilterFailed as error:
+                self._adopt(error)
+                return
+        self._unproven = False
+
+    def _adopt(self, error: NetfilterFailed) -> None:
+        """Where nft does not work after a restart: tables that are whole serve as they are."""
+        current = self._look()
+        first_look = self._snapshot is None or self._unproven
+        if not first_look or not is_whole(current, self._profiles.wanted):
+            raise error
+        if not self._unproven:
+            log.warning("the tables of an earlier helper are used unchanged: %s", error)
+        self._snapshot, self._unproven = current, True
+        self._profiles.loaded()
 
     def _look(self) -> Snapshot | None:
         """Chains and rules of both tables, comparable; None where one is absent."""
@@ -287,7 +307,7 @@ class NftablesBackend:
         there = any(self._tables.has_table(f) for f in Family)
         if there:
             self._tables.delete_tables()
-        self._snapshot = None
+        self._snapshot, self._unproven = None, False
         self._profiles.gone()
         return there
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
 from cni_hostport.hostport.iptdiff import Difference, remove_chain, table_of
+from cni_hostport.hostport.iptstep import ForeignJump
 from cni_hostport.model import IPAddress
 from cni_hostport.netfilter import restore
 from cni_hostport.netfilter.restore import Rule, Table
@@ -32,6 +33,20 @@ def container_chains(network: str, container_id: str) -> tuple[str, ...]:
 def is_portmaps(chains: Iterable[str]) -> bool:
     """Whether portmap has mappings among these chains."""
     return any(name.startswith(_PREFIXES) for name in chains)
+
+
+def mappings(tables: Mapping[str, Table]) -> list[ForeignJump]:
+    """What portmap maps, each with the jump that leads there; in the order in which they apply."""
+    nat, out = table_of(tables, "nat"), []
+    for jump in nat.rules(TOP_CHAIN):
+        chain, protocol = jump.target or "", jump.value("-p") or ""
+        for rule in nat.rules(chain) if chain.startswith(_PREFIXES) else ():
+            port, target = rule.value("--dport") or "", rule.value("--to-destination")
+            if target and port.isdecimal() and rule.value("-p") == protocol:
+                words = jump.comment or ""
+                found = ForeignJump(protocol, int(port), chain, words, jump.args, target, TOP_CHAIN)
+                out.append(found)
+    return out
 
 
 def removal(tables: Mapping[str, Table], network: str, container_id: str) -> Difference:

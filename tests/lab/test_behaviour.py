@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.chain import Attachment, Json
+from lab.chain import Attachment, Json, PluginError
 from lab.node import NODE4, NODE6
 from lab.rivals import Rival, rivals, winners
 from lab.stage import TYPE, Pod, Stage, mapping
@@ -219,6 +219,17 @@ def test_same_container_on_two_networks_and_two_interfaces(stage: Stage) -> None
     stage.node.run("ip", "neigh", "flush", "all")
     assert stage.ask(NODE4, 8001).server == "web"
     assert one.at.container_id == two.container_id
+
+
+def test_the_containers_own_port_on_another_network_is_told(stage: Stage) -> None:
+    """podman and nerdctl pass the same ports to every network of a container."""
+    red, blue = stage.network("red"), stage.network("blue")
+    stage.pod("web", MAPPINGS, network=red)
+    with pytest.raises(PluginError) as failed:
+        blue.add(stage.attachment("web", MAPPINGS, ifname="eth1"))
+    assert failed.value.code == 101
+    assert "this container's own" in failed.value.text
+    assert stage.ask(NODE4, PORT).server == "web"
 
 
 def test_many_ports_and_every_spelling(stage: Stage) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from lab.chain import Reply
 from lab.node import NODE4, NODE6, wait_for
-from lab.stage import TOOLS, TYPE, Backend, Pod, Stage, mapping
+from lab.stage import RUN_DIR, TOOLS, TYPE, Backend, Pod, Stage, mapping
 
 PORT = 8080
 FLAVOURS = ("iptables-nft", "iptables-legacy")
@@ -182,6 +182,41 @@ def test_a_tool_that_fails_or_hangs_ends_in_a_clear_error(
     stage.pod("third", [mapping(9000, 80)])
     assert stage.ask(NODE4, 9000).server == "third"
     assert stage.ask(NODE4, PORT).server == "web"
+
+
+def test_a_hanging_tool_does_not_hold_up_other_backends(stage: Stage) -> None:
+    """DELs that wait for iptables are tried again, not all the time: nftables' pods go on."""
+    pods = [stage.pod(f"pod{n}", [mapping(8000 + n, 80)], serve=False) for n in range(3)]
+    other = stage.network("other", backend="nftables")
+    stage.pod("first", [mapping(7000, 80)], network=other)
+    fake(stage, "iptables-restore", "sleep 100")
+    for pod in pods:
+        assert stage.call("DEL", stage.config(pod), pod.at).status == 0
+    for number in range(1, 4):
+        started = time.monotonic()
+        stage.pod(f"more{number}", [mapping(7000 + number, 80)], network=other)
+        assert time.monotonic() - started < 20
+        assert stage.ask(NODE4, 7000 + number).server == f"more{number}"
+    real(stage, "iptables-restore")
+    queue = stage.node.path(f"{RUN_DIR}/queue")
+    assert wait_for(lambda: not list(queue.iterdir()), timeout=60, step=0.2)
+    assert wait_for(lambda: "KUBE-HP-" not in saved(stage), timeout=10, step=0.2)
+
+
+def test_status_is_about_the_backend_of_its_network(stage: Stage) -> None:
+    stage.pod("one", [mapping(8000, 80)], serve=False)
+    stage.pod("two", [mapping(8001, 80)], network=stage.network("b", backend="nftables"))
+    fake(stage, "iptables-restore", "exit 1")
+    stage.node.run(tool(stage, "iptables"), "-t", "nat", "-F", "PREROUTING")
+
+    def code(backend: str) -> int:
+        config = {**stage.entry(backend=backend), "name": "x", "cniVersion": "1.1.0"}
+        return stage.call("STATUS", config).code
+
+    assert wait_for(lambda: code("iptables") == 50, timeout=40, step=0.2)
+    assert [code(name) for name in ("nftables", "auto", "iptables")] == [0, 0, 50]
+    real(stage, "iptables-restore")
+    assert wait_for(lambda: code("iptables") == 0, timeout=40, step=0.2)
 
 
 def test_a_held_lock_is_waited_for_and_then_told() -> None:
@@ -406,6 +441,49 @@ def test_auto_takes_iptables_where_nft_does_not_work() -> None:
         stage.close()
 
 
+def test_attachments_of_nftables_live_on_where_nft_has_gone() -> None:
+    """The helper comes back without nft: rules that are whole serve, and go with their pods."""
+    stage = Stage(Backend.parse("nftables"))
+    try:
+        network = stage.network(backend="auto")
+        pods = [stage.pod(f"pod{n}", [mapping(8000 + n, 80)], network=network) for n in range(3)]
+        (helper,) = stage.node.helpers()
+        stage.node.run("kill", "-9", str(helper))
+        assert wait_for(lambda: not stage.node.helpers())
+        break_tool(stage, "nft")
+        late = stage.pod("late", [mapping(9000, 80)], network=network)
+        assert stage.ask(NODE4, 9000).server == "late"
+        reply = stage.call("STATUS", {**stage.entry(), "name": "x", "cniVersion": "1.1.0"})
+        assert reply.status == 0, reply
+        stage.remove(pods[0])
+        assert stage.ask(NODE4, 8000).refused_at_once()
+        for pod in pods[1:]:
+            assert stage.ask(NODE4, int(pod.at.capability_args["portMappings"][0]["hostPort"])).ok
+            assert stage.call("CHECK", stage.config(pod), pod.at).status == 0
+        stage.node.run("umount", "/usr/sbin/nft")
+        for pod in (*pods[1:], late):
+            stage.remove(pod)
+        assert wait_for(lambda: "hostport-manager" not in stage.node.ruleset(), 45, 0.5)
+    finally:
+        stage.close()
+
+
+def test_the_last_pod_takes_the_tables_along_where_nft_has_gone() -> None:
+    stage = Stage(Backend.parse("nftables"))
+    try:
+        pod = stage.pod("web", [mapping(PORT, 80)])
+        (helper,) = stage.node.helpers()
+        stage.node.run("kill", "-9", str(helper))
+        assert wait_for(lambda: not stage.node.helpers())
+        stage.node.nft("delete chain ip hostport-manager guard")
+        break_tool(stage, "nft")
+        assert stage.call("DEL", stage.config(pod), pod.at).status == 0
+        stage.node.run("umount", "/usr/sbin/nft")
+        assert "hostport-manager" not in stage.node.ruleset()
+    finally:
+        stage.close()
+
+
 def test_no_backend_at_all_is_a_clear_error() -> None:
     stage = Stage(Backend.parse("nftables"))
     try:
@@ -453,6 +531,23 @@ def test_wrong_conditions_are_refused_in_the_tools_own_words(
     )
     stage.pod("good", [mapping(9000, 80)], network=stage.network(backend=name))
     assert stage.ask(NODE4, 9000).server == "good"
+
+
+def test_conditions_may_list_addresses(stage: Stage) -> None:
+    """iptables makes a rule of each: none may look like damage."""
+    words = ["-s", "192.0.2.0/24,203.0.113.0/24", "-d", f"{NODE4},198.51.100.1"]
+    pod = stage.pod("web", [mapping(PORT, 80)], network=stage.network(conditionsV4=words))
+    assert stage.ask(NODE4, PORT).server == "web"
+    assert stage.ask(NODE4, PORT, at="other").refused_at_once()
+    assert saved(stage).count("-A KUBE-HOSTPORTS") == 4
+    assert check(stage, pod).status == 0
+    (helper,) = stage.node.helpers()
+    stage.node.run("kill", "-9", str(helper))
+    assert wait_for(lambda: not stage.node.helpers())
+    assert check(stage, pod).status == 0
+    assert status(stage)["repairs"]["count"] == 0  # type: ignore[index]
+    stage.remove(pod)
+    assert "KUBE-HP-" not in saved(stage)
 
 
 def test_profiles_of_conditions_come_and_go_with_their_users() -> None:

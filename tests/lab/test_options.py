@@ -18,7 +18,7 @@ from lab.node import (
 )
 from lab.peers import Protocol
 from lab.rivals import Rival, squatter
-from lab.stage import GATEWAY4, Stage, mapping
+from lab.stage import GATEWAY4, TYPE, Stage, mapping
 
 PORT = 54323
 
@@ -237,6 +237,17 @@ def test_host_ip_of_a_family_that_the_pod_lacks_is_skipped(stage: Stage) -> None
     assert stage.ask(NODE4, PORT).server == "web"
     assert stage.ask(NODE6, PORT).refused_at_once()
     assert Rival("::", "plain", "tcp").wins(stage.node, PORT)
+
+
+def test_a_pod_all_of_whose_mappings_are_skipped_passes_check(stage: Stage) -> None:
+    network = stage.network("v4only", dual=False)
+    pod = stage.pod("web", [mapping(PORT, 80, "tcp", NODE6)], network=network)
+    assert stage.records() == {}
+    assert stage.call("CHECK", stage.config(pod), pod.at).status == 0
+    never = stage.attachment("never", [mapping(PORT, 80, "tcp", NODE4)])
+    config = network.config(network.entry(TYPE), never, pod.at.result)
+    assert stage.call("CHECK", config, never).code == 3
+    stage.remove(pod)
 
 
 # -- conditions, openForward, reservePorts ------------------------------------------------------

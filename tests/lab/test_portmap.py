@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +83,28 @@ def test_pods_of_portmap_are_deleted_through_us(stage: Stage, helper_first: bool
     stage.remove(new)
 
 
+def test_a_pod_of_portmap_on_our_port_is_told_with_the_command(stage: Stage) -> None:
+    """Its DEL never came: its rule stands before ours."""
+    old_pod(stage, "old", PORT, 8081)
+    stage.pod("web", [mapping(PORT, 80), mapping(8082, 80)], network=with_plugin(
+        stage, TYPE, backend=stage.backend.name
+    ))  # fmt: skip
+
+    def warnings() -> list[str]:
+        done = stage.node.run(stage.runtime.binary(TYPE), "status", "--json", env=stage.runtime.env)
+        return list(json.loads(done.stdout)["warnings"])
+
+    assert wait_for(lambda: len(warnings()) == 2, timeout=45, step=0.5)
+    assert {w.partition(":")[0] for w in warnings()} == {
+        f"port {PORT}/tcp (IPv{f})" for f in (4, 6)
+    }
+    assert stage.ask(NODE4, PORT).server == "old"
+    for warning in warnings():
+        stage.node.run("sh", "-c", warning.rpartition("If its pod is gone: ")[2])
+    for target in (NODE4, NODE6):
+        assert stage.ask(target, PORT).server == "web"
+
+
 def test_portmaps_nft_table_is_cleaned_by_container(stage: Stage) -> None:
     """Rules as newer versions of portmap write them."""
     ours = with_plugin(stage, TYPE, backend=stage.backend.name)
@@ -101,3 +125,25 @@ def test_portmaps_nft_table_is_cleaned_by_container(stage: Stage) -> None:
 
     assert wait_for(lambda: at.container_id not in left())
     assert "other" in left()
+
+
+def test_portmaps_nft_table_is_cleaned_where_no_iptables_is() -> None:
+    """The event of that table must not send us to tools that the node lacks."""
+    stage = Stage(Backend.parse("nftables"))
+    try:
+        network = stage.network()
+        stage.pod("early", [mapping(7000, 80)], network=network)
+        stage.node.path("/run/empty").touch()
+        for name in ("xtables-nft-multi", "xtables-legacy-multi"):
+            stage.node.run("mount", "--bind", "/run/empty", f"/usr/sbin/{name}")
+        at = stage.attachment("old", [mapping(PORT, 80)])
+        stage.node.nft(
+            "table ip cni_hostport {\n chain hostports {\n"
+            f'  tcp dport 8080 dnat to 10.244.7.9:80 comment "{at.container_id}"\n }}\n}}\n'
+        )
+        time.sleep(0.2)
+        reply = stage.call("DEL", network.config(network.entry(TYPE), at, None), at)
+        assert (reply.status, reply.stderr) == (0, b"")
+        assert at.container_id not in stage.node.output("nft", "list", "ruleset")
+    finally:
+        stage.close()

@@ -622,6 +622,14 @@ def test_queue_cancels_the_entries_of_one_attachment(tmp_path):
     assert [entry.env[b"CNI_CONTAINERID"] for entry in queue.entries(tmp_path)] == [b"b"]
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"NAME":"net"}', b'{"name":"x","Name":"net"}', b'{"name":"net","x":"\xff"}']
+)
+def test_queue_reads_the_network_as_the_call_is_read(tmp_path, body):
+    queue.put(tmp_path, _env(b"a"), body)
+    assert queue.cancel(tmp_path, "net", "a", "eth0") == 1
+
+
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=15))
 def test_queue_and_model_agree_about_keys(network, container, ifname):
     identity = AttachmentID(network=network, container_id=container, ifname=ifname)

@@ -155,11 +155,26 @@ def test_a_failing_look_is_a_problem_until_one_succeeds(
     world.fail_at, world.forever = 1, True
     reconciler.look()
     assert reconciler.problem
+    assert reconciler.broken <= {"nftables"}
     assert all("\n" not in r.getMessage() for r in caplog.records)
     world.forever = False
     world.calm()
     reconciler.look()
-    assert reconciler.problem == ""
+    assert (reconciler.problem, reconciler.broken) == ("", frozenset())
+
+
+def test_whose_problem_it_is(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, helper, reconciler, _ = start()
+
+    def refuse() -> None:
+        raise OSError("no rules today")
+
+    monkeypatch.setattr(helper.backend, "repair", refuse)
+    reconciler.look()
+    assert (reconciler.broken, "no rules" in reconciler.problem) == ({"nftables"}, True)
+    monkeypatch.setattr(helper.manager, "retry_deletes", refuse)
+    reconciler.look()
+    assert (reconciler.broken, "no rules" in reconciler.problem) == (frozenset(), True)
 
 
 def test_empty_tables_go_after_some_seconds(clock: Clock) -> None:

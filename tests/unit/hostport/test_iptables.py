@@ -291,6 +291,30 @@ def test_conditions_stand_in_the_jump_of_their_own_attachment() -> None:
     assert lab.targets() == [chain(OTHER)]
 
 
+@pytest.mark.parametrize(
+    ("words", "rules"),
+    [
+        ("-s 10.0.0.0/8,192.0.2.0/24", ["-s 10.0.0.0/8", "-s 192.0.2.0/24"]),
+        ("-i up -s 10.1.1.1,10.1.1.1", ["-i up -s 10.1.1.1"]),
+        ("--src 10.0.0.1,10.0.0.2 -d 192.0.2.1,192.0.2.5", [
+            f"--src 10.0.0.{a} -d 192.0.2.{b}" for a in (1, 2) for b in (1, 5)
+        ]),
+        ("! -s 10.0.0.1,10.0.0.2", ["! -s 10.0.0.1,10.0.0.2"]),
+        ("-s 10.0.0.1 ! -d 10.0.0.2,10.0.0.3", ["-s 10.0.0.1 ! -d 10.0.0.2,10.0.0.3"]),
+    ],
+)  # fmt: skip
+def test_a_list_of_addresses_is_a_jump_for_each(words: str, rules: list[str]) -> None:
+    lab = Lab()
+    near = pod("near", "8080:80", conditions_v4=tuple(words.split()))
+    lab.add(near)
+    assert [j.partition("--dport 8080 ")[2] for j in lab.jumps()] == [
+        f"{rule} -j {chain(near)}" for rule in rules
+    ]
+    assert lab.healthy()
+    lab.remove(near)
+    assert lab.jumps() == []
+
+
 # -- failures -----------------------------------------------------------------------------------
 
 

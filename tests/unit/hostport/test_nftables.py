@@ -200,3 +200,35 @@ def test_check_changes_nothing() -> None:
     flush(world)
     assert helper.backend.check(A.key) == ["table hostport-manager"]
     assert not any(line.startswith(("apply", "load")) for line in world.log)
+
+
+def test_without_nft_the_tables_of_an_earlier_helper_are_used_until_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, helper = both()
+    helper = helper.again()
+    loads: list[str] = []
+
+    def no_nft(text: str) -> None:
+        loads.append(text)
+        raise NetfilterFailed("cannot run nft")
+
+    real = helper.backend._load
+    monkeypatch.setattr(helper.backend, "_snapshot", None)
+    monkeypatch.setattr(helper.backend, "_load", no_nft)
+    assert not helper.backend.repair()
+    helper.manager.attach(C)
+    helper.manager.detach(A.key)
+    assert helper.consistent() == []
+    before = len(loads)
+    assert not helper.backend.repair()
+    assert len(loads) > before, "nft is tried at every look"
+    monkeypatch.setattr(helper.backend, "_load", real)
+    helper.backend.repair()
+    world.calm()
+    assert not helper.backend.repair()
+    assert "load" not in world.log
+    monkeypatch.setattr(helper.backend, "_load", no_nft)
+    world.rules[Family.V4].pop()
+    with pytest.raises(NetfilterFailed):
+        helper.backend.repair()

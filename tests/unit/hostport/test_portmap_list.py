@@ -288,6 +288,10 @@ COMMIT
     assert rendered.count(f"-j {mine}") == 2
     assert rendered.splitlines()[-3:] == [f"-F {mine}", f"-X {mine}", "COMMIT"]
     assert other not in rendered
+    assert [(m.protocol, m.port, m.chain, m.target) for m in portmap.mappings(tables)] == [
+        ("udp", 53, mine, "10.0.0.2:53"),
+        ("tcp", 80, mine, "10.0.0.2:80"),
+    ]
     assert portmap.udp_targets(tables, "net", "one") == (ip_address("10.0.0.2"),)
     assert not portmap.removal(tables, "net", "three")
     rules = {"ip": [("hostports", 7, "one"), ("hostports", 8, "two")], "ip6": []}
