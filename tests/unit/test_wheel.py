@@ -76,6 +76,13 @@ def test_the_commands_are_there(scripts):
         assert "usage: cni-hostport " + command in run(program, command, "--help")
 
 
+def test_man_page_and_completions_come_along(scripts):
+    share = scripts.parent / "share"
+    assert (share / "man/man8/cni-hostport.8").is_file()
+    assert (share / "bash-completion/completions/cni-hostport.bash").is_file()
+    assert (share / "zsh/site-functions/_cni-hostport").is_file()
+
+
 def test_it_is_a_plugin(scripts):
     with run_directory() as path:
         env = cni_env(path, "VERSION", CNI_HOSTPORT_RUN_DIR=os.fsdecode(path))
