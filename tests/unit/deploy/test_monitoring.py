@@ -97,6 +97,13 @@ def test_documented_metrics_are_those_served(families):
     assert found == {(n, kind, frozenset(LABELS[n])) for n, kind, _ in DOCUMENTED}
 
 
+def test_counters_of_known_kinds_begin_with_zero():
+    fresh = list(text_string_to_metric_families(Metrics().text().decode()))
+    zeros = {tuple(s.labels.items()) for f in fresh for s in f.samples if s.value == 0}
+    for label, values in (("kind", ("rules", "links")), ("owner", ("attachment", "process"))):
+        assert {((label, v),) for v in values} <= zeros
+
+
 def test_names_and_units_are_prometheus_ones(families):
     for family in families:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", family.name)
