@@ -112,7 +112,7 @@ def _helper() -> HelperFacts:
     except (client.NoHelper, OSError):
         return HelperFacts()
     repairs = document["repairs"]
-    recent = time.time() - (repairs["lastTime"] or 0) < BREAKING_SECONDS
+    recent = abs(time.time() - (repairs["lastTime"] or 0)) < BREAKING_SECONDS
     waiting = {m["hostPort"] for m in document["mappings"] if m["held"] == "waiting"}
     owners = {}
     for port in sorted(waiting) if outsiders.same_namespace(document) else ():
