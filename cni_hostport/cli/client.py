@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from cni_hostport import shim
+from cni_hostport.cni_json import clean
 
 NO_HELPER = 3
 """Exit status when no helper answers."""
@@ -54,4 +55,4 @@ def who(entry: dict[str, Any]) -> str:
     """How a list names an attachment."""
     pod = "/".join(filter(None, (entry["namespace"], entry["pod"])))
     container = f"container {entry['containerID'][:12]} on {entry['network']}"
-    return f"{pod} ({container})" if pod else container
+    return clean(f"{pod} ({container})" if pod else container)

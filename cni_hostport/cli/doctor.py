@@ -17,6 +17,7 @@ from typing import Any
 from cni_hostport import __version__, shim
 from cni_hostport.cli import client, conflicts, outsiders, statusview, terminal
 from cni_hostport.cli.options import parser
+from cni_hostport.cni_json import clean
 from cni_hostport.doctor import diagnosis
 from cni_hostport.doctor.facts import Facts, Finding, HelperFacts, Others, Place
 from cni_hostport.host import (
@@ -70,7 +71,7 @@ def show(findings: Sequence[Finding]) -> str:
     lines = []
     for finding in findings:
         level = terminal.paint(finding.level, _COLOURS[finding.level])
-        lines.append(f"{level}: {finding.text}")
+        lines.append(f"{level}: {clean(finding.text)}")
         lines += [f"    mend: {finding.mend}"] if finding.mend else []
     wrong = sum(f.level != "info" for f in findings)
     lines.append("nothing is wrong" if not wrong else f"{wrong} to mend")
