@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from tests.calls import ROOT, cni_env, run_directory
 
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "cni_hostport")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "packaging", "cni_hostport")
 
 
 def run(*argv, env=None, **more):
