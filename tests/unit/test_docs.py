@@ -107,7 +107,7 @@ def test_the_readme_lists_every_command_option_and_code():
         r"^\| ([\d, ]+) \|", section(README, "What a pod's event says"), re.MULTILINE
     )
     listed = [int(code) for row in codes for code in row.split(",")]
-    ours = {c.code for c in HostPortError.__subclasses__()}
+    ours = {c.code for c in HostPortError.__subclasses__()} - {HostPortError.code}
     assert listed == sorted(ours)
 
 
