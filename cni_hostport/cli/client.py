@@ -34,7 +34,10 @@ def ask(operation: str, limit: float = 10.0, **arguments: object) -> bytes:
     try:
         status, out, err = shim.exchange(sock, frame, (), deadline)
     except TimeoutError as error:
-        raise NoHelper(f"the helper does not answer within {limit:.0f} s") from error
+        raise NoHelper(
+            f"the helper does not answer within {limit:.0f} s; if it is stopped or stuck, "
+            "'cni-hostport helper --replace' takes over from it"
+        ) from error
     if status != 0:
         raise OSError(err.decode(errors="replace").strip() or f"the helper said {status}")
     return out
