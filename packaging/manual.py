@@ -15,12 +15,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "packaging")]
+
+from completions import bash, options, zsh  # noqa: E402
 
 from cni_hostport.cli.main import COMMANDS, module_of  # noqa: E402
+from cni_hostport.nodecache.usage import usage  # noqa: E402
 
 FOREIGN = {"node-cache"}
-"""Commands whose options are not ours to describe (Kubernetes' node-cache flags)."""
+"""Commands without a parser of ours: Kubernetes' node-cache flags, in Go's syntax."""
 
 INTRO = """\
 Gives pods their host ports: a CNI plugin that takes portmap's place in a conflist,
@@ -83,11 +86,6 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return {name: parser_of(name) for name in COMMANDS if name not in FOREIGN}
 
 
-def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Options with a text, help excepted."""
-    return [a for a in parser._actions if a.option_strings and a.dest != "help"]
-
-
 def _term(action: argparse.Action) -> str:
     word = ", ".join(action.option_strings)
     if action.nargs == 0:
@@ -121,7 +119,7 @@ def markdown(found: dict[str, argparse.ArgumentParser]) -> str:
         out += [f"- `{_term(a)}`: {a.help}" for a in options(parser)]
         out += ["", "```text", (parser.epilog or "").rstrip(), "```", ""]
     for name in sorted(FOREIGN):
-        out += [f"### cni-hostport {name}", "", f"{COMMANDS[name]}; see docs/{name}.md.", ""]
+        out += [f"### cni-hostport {name}", "", "```text", usage(), "```", ""]
     for title, table in (("EXIT STATUS", STATUSES), ("ENVIRONMENT", ENVIRONMENT), ("FILES", FILES)):
         out += [f"## {title}", "", *(f"- `{k}`: {v}" for k, v in table.items()), ""]
     return "\n".join(out).rstrip() + "\n"
@@ -143,7 +141,7 @@ def roff(found: dict[str, argparse.ArgumentParser]) -> str:
         ".I COMMAND",
         "[\\fIOPTION\\fR...]",
         ".SH DESCRIPTION",
-        _roff_text(INTRO.replace("\n\n", "\n.PP\n")).rstrip(),
+        _roff_text(INTRO).replace("\n\n", "\n.PP\n").rstrip(),
     ]
     out.append(".SH COMMANDS")
     for name, parser in found.items():
@@ -152,110 +150,12 @@ def roff(found: dict[str, argparse.ArgumentParser]) -> str:
             out += [".TP", f".B {_roff_text(_term(action))}", _roff_text(action.help or "")]
         out += [".PP", ".nf", _roff_text((parser.epilog or "").rstrip()), ".fi"]
     for name in sorted(FOREIGN):
-        out += [f".SS cni\\-hostport {_roff_text(name)}", _roff_text(COMMANDS[name])]
+        out += [f".SS cni\\-hostport {_roff_text(name)}", ".nf", _roff_text(usage()), ".fi"]
     for title, table in (("EXIT STATUS", STATUSES), ("ENVIRONMENT", ENVIRONMENT), ("FILES", FILES)):
         out.append(f".SH {title}")
         for key, value in table.items():
             out += [".TP", f".B {_roff_text(key)}", _roff_text(value)]
     return "\n".join(out) + "\n"
-
-
-def _kind(action: argparse.Action) -> str:
-    """What stands after an option: ``choice``, ``file``, ``folder``, ``text`` or nothing."""
-    if action.nargs == 0:
-        return ""
-    if action.choices:
-        return "choice"
-    return {"FILE": "file", "PATH": "file", "DIR": "folder"}.get(str(action.metavar), "text")
-
-
-def _choices(action: argparse.Action) -> str:
-    return " ".join(map(str, action.choices or ()))
-
-
-def bash(found: dict[str, argparse.ArgumentParser]) -> str:
-    """packaging/completion/cni-hostport.bash."""
-    cases, values = [], []
-    for name, parser in found.items():
-        words = " ".join(o for a in options(parser) for o in a.option_strings)
-        cases.append(f"        {name}) words='--help {words}' ;;")
-        for action in options(parser):
-            key = "|".join(f"{name}:{o}" for o in action.option_strings)
-            reply = {
-                "choice": f"$(compgen -W '{_choices(action)}' -- \"$current\")",
-                "file": '$(compgen -f -- "$current")',
-                "folder": '$(compgen -d -- "$current")',
-                "text": "",
-            }.get(_kind(action))
-            if reply is not None:
-                values.append(f"        {key}) COMPREPLY=({reply}); return ;;")
-    return "\n".join(
-        [
-            "# bash completion for cni-hostport; written by packaging/manual.py",
-            "_cni_hostport() {",
-            "    local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words",
-            "    COMPREPLY=()",
-            '    if [ "$COMP_CWORD" -eq 1 ]; then',
-            f"        words='{' '.join(COMMANDS)} --help --version'",
-            '        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")',
-            "        return",
-            "    fi",
-            '    case "${COMP_WORDS[1]}:$before" in',
-            *values,
-            "    esac",
-            '    case "${COMP_WORDS[1]}" in',
-            *cases,
-            "        *) return ;;",
-            "    esac",
-            '    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")',
-            "}",
-            "complete -F _cni_hostport cni-hostport",
-            "",
-        ]
-    )
-
-
-def _zsh_quoted(text: str) -> str:
-    return text.replace("'", "'\\''").replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
-
-
-def zsh(found: dict[str, argparse.ArgumentParser]) -> str:
-    """packaging/completion/_cni-hostport."""
-    out = [
-        "#compdef cni-hostport",
-        "# zsh completion; written by packaging/manual.py",
-        "",
-        "local -a commands",
-        "commands=(",
-    ]
-    out += [f"    '{name}:{_zsh_quoted(text)}'" for name, text in COMMANDS.items()]
-    out += [
-        ")",
-        "",
-        "if (( CURRENT == 2 )); then",
-        "    _describe command commands",
-        "    return",
-        "fi",
-        "shift words",
-        "(( CURRENT-- ))",
-        "case $words[1] in",
-    ]
-    for name, parser in found.items():
-        out.append(f"{name})")
-        specs = ["'--help[show help]'"]
-        for action in options(parser):
-            value = {
-                "choice": f":value:({_choices(action)})",
-                "file": ":file:_files",
-                "folder": ":folder:_files -/",
-                "text": f":{str(action.metavar or 'value').lower()}: ",
-            }.get(_kind(action), "")
-            specs += [
-                f"'{o}[{_zsh_quoted(action.help or '')}]{value}'" for o in action.option_strings
-            ]
-        out.append("    _arguments \\\n        " + " \\\n        ".join(specs))
-        out.append("    ;;")
-    return "\n".join([*out, "esac", ""])
 
 
 def everything() -> dict[Path, str]:

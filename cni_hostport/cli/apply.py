@@ -126,22 +126,13 @@ def _end_helper(run_dir: Path) -> None:
     except (OSError, ValueError):
         return
     for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 2.0)):
-        if not _is_helper(pid):
+        if not startup.is_helper(pid):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         end = time.monotonic() + patience
-        while _is_helper(pid) and time.monotonic() < end:
+        while startup.is_helper(pid) and time.monotonic() < end:
             time.sleep(0.01)
-
-
-def _is_helper(pid: int) -> bool:
-    """Whether that process is a helper: the number in a lock file may be anybody's by now."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"helper" in words[1:]
 
 
 def version_of(bundle: Path) -> str:

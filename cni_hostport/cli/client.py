@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from cni_hostport import shim
+from cni_hostport.cni_json import clean
 
 NO_HELPER = 3
 """Exit status when no helper answers."""
@@ -33,7 +34,10 @@ def ask(operation: str, limit: float = 10.0, **arguments: object) -> bytes:
     try:
         status, out, err = shim.exchange(sock, frame, (), deadline)
     except TimeoutError as error:
-        raise NoHelper(f"the helper does not answer within {limit:.0f} s") from error
+        raise NoHelper(
+            f"the helper does not answer within {limit:.0f} s; if it is stopped or stuck, "
+            "'cni-hostport helper --replace' takes over from it"
+        ) from error
     if status != 0:
         raise OSError(err.decode(errors="replace").strip() or f"the helper said {status}")
     return out
@@ -54,4 +58,4 @@ def who(entry: dict[str, Any]) -> str:
     """How a list names an attachment."""
     pod = "/".join(filter(None, (entry["namespace"], entry["pod"])))
     container = f"container {entry['containerID'][:12]} on {entry['network']}"
-    return f"{pod} ({container})" if pod else container
+    return clean(f"{pod} ({container})" if pod else container)

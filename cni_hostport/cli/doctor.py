@@ -17,6 +17,7 @@ from typing import Any
 from cni_hostport import __version__, shim
 from cni_hostport.cli import client, conflicts, outsiders, statusview, terminal
 from cni_hostport.cli.options import parser
+from cni_hostport.cni_json import clean
 from cni_hostport.doctor import diagnosis
 from cni_hostport.doctor.facts import Facts, Finding, HelperFacts, Others, Place
 from cni_hostport.host import (
@@ -70,7 +71,7 @@ def show(findings: Sequence[Finding]) -> str:
     lines = []
     for finding in findings:
         level = terminal.paint(finding.level, _COLOURS[finding.level])
-        lines.append(f"{level}: {finding.text}")
+        lines.append(f"{level}: {clean(finding.text)}")
         lines += [f"    mend: {finding.mend}"] if finding.mend else []
     wrong = sum(f.level != "info" for f in findings)
     lines.append("nothing is wrong" if not wrong else f"{wrong} to mend")
@@ -112,7 +113,7 @@ def _helper() -> HelperFacts:
     except (client.NoHelper, OSError):
         return HelperFacts()
     repairs = document["repairs"]
-    recent = time.time() - (repairs["lastTime"] or 0) < BREAKING_SECONDS
+    recent = abs(time.time() - (repairs["lastTime"] or 0)) < BREAKING_SECONDS
     waiting = {m["hostPort"] for m in document["mappings"] if m["held"] == "waiting"}
     owners = {}
     for port in sorted(waiting) if outsiders.same_namespace(document) else ():

@@ -7,6 +7,7 @@ interrupt, 3 something of it could not be removed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -24,7 +25,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         wanted = flags.parse(argv)
     except FlagError as error:
-        print(f"node-cache: {error}", file=sys.stderr)
+        print(f"node-cache: {error}; see cni-hostport node-cache --help", file=sys.stderr)
+        _clear(_run_dir())
         return 1
     if wanted.params is None:
         print(_shown(wanted.show))
@@ -34,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _shown(show: str) -> str:
     if show == "help":
-        return flags.usage()
+        from cni_hostport.nodecache.usage import usage
+
+        return usage()
     if show == "version":
         return f"cni-hostport node-cache {__version__}"
     from cni_hostport.nodecache import unbound
@@ -51,12 +55,29 @@ def _run(params: flags.Params) -> int:
     log.info("Starting node-cache image: %s", __version__)
     for note in params.notes:
         log.warning("%s", note)
+    run_dir = _run_dir()
+    agent = None
     try:
-        agent = Agent(params, os.environ.get("CNI_HOSTPORT_RUN_DIR") or DEFAULT_RUN_DIR)
+        agent = Agent(params, run_dir)
         return agent.run()
     except (FatalError, OSError) as error:
         log.critical("%s", error)
+        if agent is not None:
+            agent.lock.release()
+        _clear(run_dir)
         return 1
+
+
+def _run_dir() -> str:
+    return os.environ.get("CNI_HOSTPORT_RUN_DIR") or DEFAULT_RUN_DIR
+
+
+def _clear(run_dir: str) -> None:
+    """A start that fails again and again must not keep what a dead agent's rules cut off."""
+    from cni_hostport.nodecache import orphan
+
+    with contextlib.suppress(OSError):
+        orphan.clear(run_dir)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
         if arguments.port is not None and not arguments.json:
             _print_outsiders(arguments.port)
         return client.complain(error)
+    except BrokenPipeError:  # a reader that has seen enough: no trouble of the helper's
+        raise
     except OSError as error:
         return client.complain(error)
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from cni_hostport.cli import terminal
 from cni_hostport.cli.table import render
+from cni_hostport.cni_json import clean
 
 COLUMNS = ("HOST", "PORT", "PROTO", "POD", "CONTAINER", "TARGET", "HELD", "CONNS", "NETWORK")
 SHRINK = {"POD": 16, "CONTAINER": 8, "NETWORK": 8, "TARGET": 15, "HOST": 15}
@@ -65,7 +66,7 @@ def header(document: Row) -> str:
     if repairs["count"]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(repairs["lastTime"]))
         lines.append(f"repairs: {repairs['count']}, last {when}: {repairs['last']}")
-    lines += [f"warning: {text}" for text in document.get("warnings", ())]
+    lines += [f"warning: {clean(text)}" for text in document.get("warnings", ())]
     if document["queue"]:
         lines.append(f"queued DELs: {document['queue']}")
     if document["nodeCache"]:
@@ -89,7 +90,9 @@ def node_cache(state: Row) -> str:
 def outsider(row: Row) -> str:
     """A sentence about a socket that is no pod's."""
     host = f"[{row['address']}]" if ":" in row["address"] else row["address"]
-    who = f"process {row['process']} (pid {row['pid']})" if row["pid"] else "a hidden process"
+    who = (
+        f"process {clean(row['process'])} (pid {row['pid']})" if row["pid"] else "a hidden process"
+    )
     does = "listens on" if row["state"] == "listens" else "has bound"
     return f"{who} {does} {host}:{row['port']}/{row['protocol']}"
 
@@ -102,12 +105,12 @@ def _row(mapping: Row, wide: bool) -> tuple[str, ...]:
         mapping["hostIP"] or "*",
         str(mapping["hostPort"]),
         mapping["protocol"],
-        pod or "-",
+        clean(pod) or "-",
         container if wide else container[:12],
         ",".join(mapping["targets"]) or "-",
         mapping["held"],
         "-" if connections is None else str(connections),
-        mapping["network"],
+        clean(mapping["network"]),
     )
 
 

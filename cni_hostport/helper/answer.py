@@ -18,6 +18,19 @@ class Answer:
     idle: bool = False  # there was nothing to do: no line in the log
 
 
-def failure(error: HostPortError, version: str) -> Answer:
-    """The CNI error object on stdout and exit status 1 (CNI specification, Error)."""
+def failure(error: HostPortError, version: str, asked: str = "") -> Answer:
+    """The CNI error object on stdout and exit status 1 (CNI specification, Error).
+
+    ``asked`` is added to the details: for which ports and whom.
+    """
+    if asked:
+        error = _Explained(error, asked)
     return Answer(1, cni.error_bytes(error, version))
+
+
+class _Explained(HostPortError):
+    """An error of another class with more to say; the code is that one's."""
+
+    def __init__(self, error: HostPortError, more: str) -> None:
+        super().__init__(error.msg, "; ".join(filter(None, (error.details, more))))
+        self.code = error.code  # type: ignore[misc]

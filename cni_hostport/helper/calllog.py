@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from cni_hostport import cni
-from cni_hostport.errors import HostPortError
+from cni_hostport.errors import HostPortError, IOFailure, NetfilterFailed, TryAgain
+
+_OF_THE_NODE = {IOFailure.code, NetfilterFailed.code, TryAgain.code, HostPortError.code}
+_SHOWN = 5
 
 
 def fields(
@@ -28,6 +31,25 @@ def fields(
         "code": str(error.code) if error is not None else "",
         "result": "ok" if error is None else str(error),
     }
+
+
+def asked(call: cni.Call | None, error: HostPortError) -> str:
+    """For whom an ADD failed for a reason of the node's: such an error names no port by itself.
+
+    Empty for other verbs, and for errors about the configuration or an owner.
+    """
+    if call is None or call.command != "ADD" or error.code not in _OF_THE_NODE:
+        return ""
+    ports = _ports(call).split(",")
+    shown = ", ".join(ports[:_SHOWN]) + (
+        f" and {len(ports) - _SHOWN} more" if ports[_SHOWN:] else ""
+    )
+    try:
+        who = cni.attachment_of(call).describe()
+    except HostPortError:
+        return ""
+    advice = "" if error.code == TryAgain.code else "; 'cni-hostport doctor' looks the node over"
+    return f"asked for host port {shown} by {who}; nothing was changed{advice}"
 
 
 def _ports(call: cni.Call | None) -> str:

@@ -95,7 +95,7 @@ class Core:
         if later and call is not None and call.command == "DEL":
             return self._postpone(error, request)
         version = call.cni_version if call is not None else cni.cni_version_of(request.stdin)
-        return failure(error, version)
+        return failure(error, version, calllog.asked(call, error))
 
     def _postpone(self, error: HostPortError, request: CallRequest) -> Answer:
         text = f"cni-hostport: DEL is queued and tried again: {error}\n"

@@ -66,6 +66,8 @@ class Metrics:
             ["kind"],
             registry=self._registry,
         )
+        for kind in ("rules", "links"):  # from the start: a rate needs a beginning
+            self._repairs.labels(kind)
         self._conflicts = Counter(
             "cni_hostport_conflicts",
             "ADDs refused because the host port is in use, by kind of owner",

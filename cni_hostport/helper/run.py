@@ -27,11 +27,15 @@ from cni_hostport.helper.parts import Helper
 from cni_hostport.helper.rundir import RunDir, sign, take_guard, take_lock
 from cni_hostport.helper.server import listen
 from cni_hostport.helper.web import Web
+from cni_hostport.host import startup
 
 log = logging.getLogger(__name__)
 
 GUARD_PATIENCE = 2.0
 """Seconds that the namespace's present helper has to end, or to make its run directory anew."""
+
+END_PATIENCE, KILL_PATIENCE = 5.0, 2.0
+"""Seconds that a helper which hands nothing over has to end, asked and then killed."""
 
 
 def raise_descriptor_limit() -> None:
@@ -53,14 +57,17 @@ def predecessor(run_dir: Path) -> handover.Inheritance | None:
 def wait_for_lock(run_dir: Path) -> int | None:
     """The helper's lock after its present owner was asked to end."""
     pid = _pid_in(run_dir)
-    if pid:
-        log.warning("ending the running helper, pid %d", pid)
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
-    for _ in range(500):
-        if (lock := take_lock(run_dir)) is not None:
-            return lock
-        time.sleep(0.01)
+    for number, patience in ((signal.SIGTERM, END_PATIENCE), (signal.SIGKILL, KILL_PATIENCE)):
+        # one that is stopped (SIGSTOP) heeds nothing but KILL
+        if pid and startup.is_helper(pid):
+            log.warning("ending the running helper, pid %d (%s)", pid, number.name)
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            if (lock := take_lock(run_dir)) is not None:
+                return lock
+            time.sleep(0.01)
     return None
 
 

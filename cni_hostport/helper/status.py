@@ -32,7 +32,7 @@ class Status:
         self._reconciler = reconciler
         self._metrics = metrics
         self._run_dir = run_dir
-        self._started = time.time()
+        self._started = _since_boot()
         self._netns = ownnetns.cookie()
         self._instance = os.environ.get("CNI_HOSTPORT_INSTANCE", "")
         self.warnings: Callable[[], list[str]] = list
@@ -47,7 +47,7 @@ class Status:
             "version": __version__,
             "helper": {
                 "pid": os.getpid(),
-                "uptime": round(time.time() - self._started, 3),
+                "uptime": round(_since_boot() - self._started, 3),
                 "protocol": shim.PROTOCOL,
                 "runDir": str(self._run_dir),
                 "problem": self._reconciler.problem,
@@ -148,6 +148,11 @@ class Status:
         yield "cni_hostport_healthy", "1 if rules can be made and repaired, else 0", {}, well
         text = "Time of the last comparison with the kernel, seconds since the epoch"
         yield "cni_hostport_last_reconcile_timestamp_seconds", text, {}, look
+
+
+def _since_boot() -> float:
+    """Seconds, sleep included; no adjustment of the clock moves it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _family_label(family: Family) -> str:

@@ -207,3 +207,13 @@ class _Start:
             return ""
         said = (line.strip()[-500:] for line in reversed(lines))
         return next((line for line in said if line and not line.startswith(_BOOT_LOADER)), "")
+
+
+def is_helper(pid: int) -> bool:
+    """Whether that process is a helper: the number in a lock file may be anybody's by now."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return False
+    return b"helper" in words[1:]

@@ -83,7 +83,7 @@ class Labels:
     paths: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"restorecon -R {' '.join(self.paths)}"
+        return f"run restorecon -R {' '.join(self.paths)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Systemctl:
     may_fail: bool = False
 
     def __str__(self) -> str:
-        return f"systemctl {' '.join(self.words)}"
+        return f"run systemctl {' '.join(self.words)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ReplaceHelper:
     program: str
 
     def __str__(self) -> str:
-        return f"{self.program} helper --replace"
+        return f"run {self.program} helper --replace"
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,14 @@ def delete_tables(table: str, families: Iterable[Family], first: int) -> Batch:
     return builder.finish()
 
 
+def delete_rules(places: Iterable[bytes], first: int) -> Batch:
+    """One transaction that removes rules; a place is family, table, chain and handle."""
+    builder = _Builder("", first)
+    for place in places:
+        builder.message(DELRULE, 0, place, None)
+    return builder.finish()
+
+
 def bad_elements(batch: Batch, ack: nl.Ack, table: str) -> tuple[Element, ...]:
     """Elements that a refusal means: one where the kernel gave the place, else all of its message.
 

@@ -281,13 +281,3 @@ def _listen(flag: str, value: str) -> str:
     if goflags.split_address(value) is None:
         raise bad(flag, value, "must be host:port or :port")
     return value
-
-
-def usage() -> str:
-    """The flags with defaults and meaning, one a line."""
-    width = max(len(flag.name) for flag in FLAGS) + 3
-    lines = ["Usage: cni-hostport node-cache -localip IP[,IP…] [flags]   (one dash or two)", ""]
-    for flag in FLAGS:
-        default = f" (default {flag.default})" if flag.default not in ("", "false") else ""
-        lines.append(f"  -{flag.name:<{width}}{flag.help}{default}")
-    return "\n".join(lines)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from cni_hostport.host import nodecache_kernel as kernel
+from cni_hostport.host.nodecache_erase import erase
 from cni_hostport.host.nodecache_kernel import Flavour
 from cni_hostport.host.nodecache_tools import ToolError, Tools, default_flavour, has_nft
 from cni_hostport.model import Family
@@ -60,7 +61,6 @@ class IptablesFamily:
     tools: Tools
     socket_match: bool = True
     _right: bytes | None = None
-    _settled: bool = False
 
     def ensure(self) -> tuple[str, ...]:
         """Mend what differs; why each chain was touched. Raises ToolError."""
@@ -71,12 +71,10 @@ class IptablesFamily:
         repairs = rules.blind_setup(self._listed()) if blind else self._plan()
         if not repairs:
             self._right = view.fingerprint if view.known else None
-            self._settled = True
             return ()
         self._apply_setup(repairs)
         # The next check reads them once, and from then on the fingerprint tells.
         self._right = None
-        self._settled = True
         return tuple(f"{r.table} {r.chain}: {r.why}" for r in repairs)
 
     def accept(self) -> None:
@@ -90,9 +88,10 @@ class IptablesFamily:
         view = self._view()
         if view.known and view.ours == 0:
             return
+        if self._erased(view.ours):
+            return
         listed = self._listed()
-        if view.known and self._settled and view.ours == len(listed):
-            self._settled = False
+        if view.known and view.ours == len(listed):
             try:
                 self._restore_teardown(rules.blind_teardown(listed), patience)
             except ToolError as error:
@@ -100,8 +99,17 @@ class IptablesFamily:
                     raise
             else:
                 return
-        self._settled = False
         self._restore_teardown(rules.clean(self._saved()), patience)
+
+    def _erased(self, count: int) -> bool:
+        """Whether so many were taken out without a process; iptables-nft's rules can be."""
+        if self.flavour != "nft":
+            return False
+        try:
+            return erase(self.family, rules.COMMENTS) == count
+        except OSError as error:
+            log.info("rules not removed over netlink, iptables is next: %s", error)
+            return False
 
     def present(self) -> int:
         """Rules of ours in the kernel."""

@@ -27,6 +27,11 @@ _cni_hostport() {
         helper:--listen-metrics) COMPREPLY=(); return ;;
         ping:--instance) COMPREPLY=(); return ;;
         ping:--timeout) COMPREPLY=(); return ;;
+        node-cache:-tls-client-auth-type) COMPREPLY=($(compgen -W 'NoClientCert RequestClientCert RequireAnyClientCert VerifyClientCertIfGiven RequireAndVerifyClientCert' -- "$current")); return ;;
+        node-cache:-tls-min-version) COMPREPLY=($(compgen -W 'TLS10 TLS11 TLS12 TLS13' -- "$current")); return ;;
+        node-cache:-interfacekind) COMPREPLY=($(compgen -W 'dummy ifb' -- "$current")); return ;;
+        node-cache:-engine) COMPREPLY=($(compgen -W 'auto coredns unbound none' -- "$current")); return ;;
+        node-cache:-backend) COMPREPLY=($(compgen -W 'auto iptables nftables' -- "$current")); return ;;
     esac
     case "${COMP_WORDS[1]}" in
         status) words='--help --json --watch --interval --port --pod --network --protocol --sort --wide' ;;
@@ -39,6 +44,7 @@ _cni_hostport() {
         ping) words='--help --instance --mine --timeout' ;;
         metrics) words='--help ' ;;
         version) words='--help --json' ;;
+        node-cache) words='-help -localip -setupinterface -interfacename -syncinterval -metrics-listen-address -setupiptables -basecorefile -corefile -kubednscm -upstreamsvc -health-port -skipteardown -reloadwithsignal -prometheus-listen-address -tls-enabled -tls-cert-file -tls-private-key-file -tls-client-ca-file -tls-client-auth-type -tls-min-version -conf -pidfile -dns.port -p -plugins -version -quiet -interfacekind -engine -enginepath -backend -accepthealth' ;;
         *) return ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")

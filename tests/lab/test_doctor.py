@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from lab.chain import Json
 from lab.node import wait_for
 from lab.rivals import squatter
-from lab.stage import TOOLS, TYPE, Backend, Stage, mapping
+from lab.stage import RUN_DIR, TOOLS, TYPE, Backend, Stage, mapping
 from lab.test_install import exists, own_files, write
 from lab.test_status import cli
 
@@ -74,6 +76,12 @@ CONDITIONS: dict[str, tuple[str, str, str]] = {
         "mount --bind /dev/null /usr/sbin/nft",
         "umount /usr/sbin/nft",
         "nft is not installed",
+    ),
+    "no-rule-tool": (
+        "for t in nft xtables-nft-multi xtables-legacy-multi; do mount --bind /dev/null "
+        "/usr/sbin/$t; done",
+        "for t in nft xtables-nft-multi xtables-legacy-multi; do umount /usr/sbin/$t; done",
+        "neither nft nor iptables is installed",
     ),
     "wrong-flavour": (
         "iptables-legacy -t nat -N KUBE-X",
@@ -237,6 +245,50 @@ def test_the_unit_and_the_labels(node: Stage) -> None:
     assert found["unit-not-enabled"]["mend"] == "systemctl enable --now cni-hostport"
     assert "container_file_t" in found["selinux-label"]["text"]
     assert found["selinux-label"]["mend"] == "restorecon -R /opt/cni/bin/cni-hostport"
+
+
+@pytest.mark.parametrize(
+    ("release", "finding", "words"),
+    [("5.4.0-1", "old-kernel", "5.4 numbers no"), ("6.1.0", "hidden-holders", "6.1 hides sockets")],
+)
+def test_an_old_kernel(node: Stage, release: str, finding: str, words: str) -> None:
+    file = "/proc/sys/kernel/osrelease"
+    write(node, "/run/osrelease", f"{release}\n")
+    node.node.run("mount", "--bind", "/run/osrelease", file)
+    try:
+        found = doctor(node)
+    finally:
+        node.node.run("umount", file)
+    assert words in found[finding]["text"]
+
+
+def test_a_program_and_a_node_that_do_not_fit(node: Stage) -> None:
+    """A newer program than the helper, on a node older than the installed bundle."""
+    script = (
+        "import cni_hostport; cni_hostport.__version__ = '9.9.9'\n"
+        "from cni_hostport.host import glibc; glibc.of_node = lambda *_: (2, 20)\n"
+        "from cni_hostport.cli import main; main.main(['doctor', '--json'])\n"
+    )
+    env = {"PATH": PATH, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = node.node.run(sys.executable, "-c", script, env=env)
+    found = {f["id"]: f for f in json.loads(done.stdout)["findings"]}
+    assert "the program is 9.9.9" in found["other-version"]["text"]
+    assert found["other-version"]["mend"] == "cni-hostport install"
+    assert "this node has 2.20" in found["glibc"]["text"]
+
+
+def test_dels_that_cannot_be_done(node: Stage) -> None:
+    pod = node.pod("stuck", [mapping(8084, 80)], serve=False)
+    records = f"{RUN_DIR}/records"
+    node.node.run("mount", "--bind", records, records)
+    node.node.run("mount", "-o", "remount,bind,ro", records)
+    try:
+        assert node.call("DEL", node.config(pod), pod.at).status == 0
+        found = doctor(node)
+    finally:
+        node.node.run("umount", records)
+    assert "1 DELs wait" in found["queue"]["text"]
+    assert wait_for(lambda: "queue" not in doctor(node), 60, 1.0)
 
 
 def test_a_run_directory_that_a_reboot_keeps(node: Stage) -> None:

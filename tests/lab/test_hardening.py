@@ -141,6 +141,8 @@ def test_a_full_disk(small: SourceNode) -> None:
     for pod in (a(lab), b(lab)):  # a replacement and a new one
         reply = lab.add(pod, *OTHER)
         assert (reply.code, "record" in reply.error["msg"]) == (5, True), reply
+        for words in ("No space left", "*:20004/tcp", pod.name, "nothing was changed", "doctor"):
+            assert words in reply.error["details"], reply
         assert audit(lab, {"a": WEB}, POOL) == []
     assert lab.delete(a(lab)).ok
     assert audit(lab, {}, POOL) == []

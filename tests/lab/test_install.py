@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -202,10 +203,15 @@ def test_force_cuts_the_ports_of_running_pods(node: Stage) -> None:
     assert node.ask(NODE4, 8080).refused_at_once()
 
 
-def test_conflicts_are_told_before(node: Stage) -> None:
+@pytest.mark.parametrize(
+    ("address", "port", "protocol"),
+    [("0.0.0.0", 8080, "tcp"), ("127.0.0.53", 53, "udp")],
+    ids=["a process", "as systemd-resolved"],
+)
+def test_conflicts_are_told_before(node: Stage, address: str, port: int, protocol: Any) -> None:
     conflist(node)
     chain = Chain(node.runtime, json.loads(text_of(node, CONF)))
-    at = node.attachment("web", [mapping(8080, 80)])
+    at = node.attachment("web", [mapping(port, 80, protocol)])
     chain.add(at)
     entry = {
         "kind": "cniCacheV1",
@@ -215,9 +221,9 @@ def test_conflicts_are_told_before(node: Stage) -> None:
     }
     node.node.run("mkdir", "-p", "/var/lib/cni/results")
     write(node, f"/var/lib/cni/results/pods-{at.container_id}-eth0", json.dumps(entry))
-    with squatter(node.node, "0.0.0.0", 8080) as process:
+    with squatter(node.node, address, port, protocol) as process:
         shown = cli(node, "install", "--replace-portmap", "--dry-run").stdout
-    assert f"(pid {process.pid}) listens on 0.0.0.0:8080/tcp" in shown
+    assert f"(pid {process.pid}) listens on {address}:{port}/{protocol}" in shown
     for way in ("hostIP", "nodeAddresses", "reservePorts"):
         assert way in shown
     assert "conflict" not in cli(node, "install", "--replace-portmap", "--dry-run").stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -97,6 +98,19 @@ def test_twenty_replacements_leave_no_port_free_and_fail_no_call(stage: Stage) -
     assert rival.tries > 100
     pod.network.check(pod.at)
     assert stage.call("DEL", stage.config(pod), pod.at).status == 0
+
+
+def test_a_stopped_helper_is_replaced(stage: Stage) -> None:
+    """It hands nothing over and heeds no TERM; the port is back with the successor."""
+    stage.pod("web", [mapping(PORT, 80)])
+    (old,) = stage.node.helpers()
+    os.kill(old, signal.SIGSTOP)
+    started = stage.node.popen(str(BUNDLE), "helper", "--replace")
+    assert wait_for(lambda: stage.node.helpers() == [started.pid], 60, 0.1)
+    assert wait_for(lambda: _owner(stage) == started.pid, 10)
+    assert stage.ask(NODE4, PORT).server == "web"
+    (mapped,) = json.loads(stage.node.output(str(BUNDLE), "status", "--json"))["mappings"]
+    assert mapped["held"] == "yes"
 
 
 class Manager:

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from tests.calls import ROOT, cni_env, run_directory
 
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "cni_hostport")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "packaging", "cni_hostport")
 
 
 def run(*argv, env=None, **more):
@@ -74,6 +74,13 @@ def test_the_commands_are_there(scripts):
     for command in ("status", "check", "gc", "doctor", "install", "uninstall", "helper"):
         assert f"\n  {command} " in overview
         assert "usage: cni-hostport " + command in run(program, command, "--help")
+
+
+def test_man_page_and_completions_come_along(scripts):
+    share = scripts.parent / "share"
+    assert (share / "man/man8/cni-hostport.8").is_file()
+    assert (share / "bash-completion/completions/cni-hostport.bash").is_file()
+    assert (share / "zsh/site-functions/_cni-hostport").is_file()
 
 
 def test_it_is_a_plugin(scripts):

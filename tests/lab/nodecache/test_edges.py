@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cni_hostport.nodecache import rules
 from lab.nodecache.cluster import LOCAL, LOCAL6, SERVICE, Cluster, until
 
 pytestmark = pytest.mark.lab
@@ -85,6 +86,47 @@ def test_metrics_by_tls(cluster: Cluster) -> None:
     agent = cluster.agent("-engine", "unbound", *tls, "-tls-private-key-file", "/none", ips=LOCAL)
     agent.serving()
     assert agent.said("cannot listen") and curl(cluster, url, "-k") == ""
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["nft", "legacy"])
+def test_processes_run_over_what_a_dead_agent_left(
+    cluster: Cluster, tmp_path: Path, legacy: bool
+) -> None:
+    """Rules of both families from an older port and by a killed agent; a stranger's stays."""
+    if legacy:
+        for tool in ("iptables-legacy", "ip6tables-legacy"):
+            cluster.on_node(f"{tool} -t nat -N KUBE-MARKER")
+    tool = "iptables-legacy" if legacy else "iptables"
+    add = [tool, "-t", "raw", "-A", "OUTPUT", "-s", "9.9.9.9", "-m", "comment", "--comment"]
+    script = tmp_path / "count.py"
+    script.write_text(
+        "import json, subprocess\n"
+        "from cni_hostport.host.nodecache_tools import Tools\n"
+        "from cni_hostport.nodecache import flags, ruler, rules\n"
+        f"p = flags.parse(['-localip', '{LOCAL},{LOCAL6}']).params\n"
+        "tools = Tools('/dev/null')\n"
+        "w = rules.RuleSet(p.local_ips, 53, 8080)\n"
+        "ruler.choose('iptables', p.families, w, tools).ensure()\n"
+        "b = ruler.choose('iptables', p.families, w, tools)\n"
+        "found = []\n"
+        "for call in (lambda: b.remove(1.0), b.ensure):\n"
+        "    before = tools.processes; call(); found.append(tools.processes - before)\n"
+        "b = ruler.choose('iptables', p.families, rules.RuleSet(p.local_ips, 54, 8080), tools)\n"
+        f"subprocess.run([*{add!r}, 'not {rules.SKIP}'], check=True)\n"
+        "b.remove(1.0)\n"
+        "print(json.dumps([*found, b.present()]))\n"
+    )
+    for comment in (rules.SKIP, "another"):
+        cluster.on_node(f'{" ".join(add)} "{comment}"')
+    removal, setup, left = json.loads(cluster.on_node(f"{sys.executable} {script}"))
+    print(f"\nprocesses over leftovers, {tool}: removal {removal}, set-up {setup}")
+    assert setup <= 2
+    if not legacy:
+        assert removal <= 1 and removal + setup <= 3
+    remaining = cluster.on_node(f"{tool}-save -t raw")
+    assert f'"{rules.SKIP}"' not in remaining
+    assert f'"not {rules.SKIP}"' in remaining and "another" in remaining
+    assert left == 1, "the stranger's words hold ours"
 
 
 @pytest.mark.parametrize("ips", [f"{LOCAL},{SERVICE}", f"{LOCAL},{LOCAL6}"])

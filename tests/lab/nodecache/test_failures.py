@@ -116,6 +116,26 @@ def test_both_killed_then_a_new_start_is_clean(cluster: Cluster, agent: Agent) -
     assert no_rules(cluster) and not cluster.has_link()
 
 
+def test_a_start_that_fails_clears_up_as_well(cluster: Cluster, agent: Agent) -> None:
+    """A bad flag or an unset variable, again and again: nobody may be left without DNS."""
+    for flags, words in (
+        (("-engine", "unbound", "-upstreamsvc", "gone"), "GONE_SERVICE_HOST"),
+        (("-engine", "bind9"), "flag -engine"),
+    ):
+        (pid,) = cluster.servers()
+        agent.kill()
+        failing = cluster.agent(*flags)
+        assert failing.process.wait(10) == 1 and failing.said(words), failing.log.read_text()
+        assert not no_rules(cluster) and cluster.by_cache(), "the old server answers"
+        os.kill(pid, signal.SIGKILL)
+        failing = cluster.agent(*flags)
+        assert failing.process.wait(10) == 1
+        assert no_rules(cluster) and cluster.by_cluster(where=cluster.node)
+        agent = cluster.agent("-engine", "unbound").serving()
+    assert agent.stop() == 0
+    assert no_rules(cluster) and not cluster.has_link()
+
+
 def test_skipteardown_leaves_everything_working(cluster: Cluster) -> None:
     agent = cluster.agent("-engine", "unbound", "-skipteardown").serving()
     assert agent.stop() == 0

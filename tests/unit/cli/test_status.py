@@ -57,6 +57,20 @@ def test_table(helper, capsys):
     assert lines[4].split()[-2:] == ["-", "podnet"]
 
 
+def test_names_of_others_are_no_commands_for_the_terminal(helper, capsys, monkeypatch):
+    evil = "we\nb\x1b[2J\u202e"
+    helper(document(mapping(80, pod=evil, network=evil)))
+    row = {"address": "::", "port": 80, "protocol": "tcp", "state": "listens", "pid": 7}
+    monkeypatch.setattr(outsiders, "same_namespace", lambda _document: True)
+    monkeypatch.setattr(outsiders, "others", lambda *_: [{**row, "process": evil}])
+    code, out, err = run(capsys, "--port", "80")
+    assert (code, err) == (0, "")
+    assert out.replace("\n", "").isprintable()
+    assert out.count("we\\nb\\x1b[2J") == 3
+    entry = {"namespace": evil, "pod": evil, "containerID": "c", "network": evil}
+    assert client.who(entry).isprintable()
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [

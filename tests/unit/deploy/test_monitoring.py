@@ -9,10 +9,12 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from cni_hostport.helper.metrics import Metrics
+from cni_hostport.nodecache import metrics as cache
 from tests.unit.deploy import promql
 
 ROOT = Path(__file__).parents[3]
 RULES = yaml.safe_load((ROOT / "deploy/prometheus-rules.yaml").read_text())
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
 DASHBOARD = json.loads((ROOT / "deploy/grafana-dashboard.json").read_text())
 DOCUMENTED = re.findall(
     r"^\| `(\w+)` \| (\w+) \|([^|]*)\|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE
@@ -46,11 +48,13 @@ def families():
 
 @pytest.fixture(scope="module")
 def served(families):
-    return {s.name for f in families for s in f.samples}
+    agent = cache.Metrics(dict, lambda: 0.0).page()[2].decode()
+    of_the_cache = text_string_to_metric_families(agent)
+    return {s.name for f in (*families, *of_the_cache) for s in f.samples}
 
 
 def _expressions():
-    for rule in RULES["groups"][0]["rules"]:
+    for rule in ALERTS:
         yield pytest.param(rule["expr"], id=rule["alert"])
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
@@ -97,6 +101,13 @@ def test_documented_metrics_are_those_served(families):
     assert found == {(n, kind, frozenset(LABELS[n])) for n, kind, _ in DOCUMENTED}
 
 
+def test_counters_of_known_kinds_begin_with_zero():
+    fresh = list(text_string_to_metric_families(Metrics().text().decode()))
+    zeros = {tuple(s.labels.items()) for f in fresh for s in f.samples if s.value == 0}
+    for label, values in (("kind", ("rules", "links")), ("owner", ("attachment", "process"))):
+        assert {((label, v),) for v in values} <= zeros
+
+
 def test_names_and_units_are_prometheus_ones(families):
     for family in families:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", family.name)
@@ -108,7 +119,8 @@ def test_names_and_units_are_prometheus_ones(families):
 
 
 def test_alerts_say_what_to_do():
-    for rule in RULES["groups"][0]["rules"]:
+    assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
+    for rule in ALERTS:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert set(rule["annotations"]) == {"summary", "description"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from unit.hostport.world import Helper, Somebody, World, pod, port
 
 from cni_hostport.helper.metrics import Metrics
@@ -89,3 +91,14 @@ def test_hostile_names_stay_data(tmp_path: Path) -> None:
     found, metrics = document(World(), tmp_path, pod("web", "80:80", network=evil))
     assert found["mappings"][0]["network"] == evil
     assert b"\ncni_hostport_fake" not in metrics.text()
+
+
+def test_a_clock_that_jumps_moves_no_uptime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper, metrics = Helper(World()), Metrics()
+    made = Status(helper.manager, Reconciler(helper.manager, metrics), metrics, tmp_path)
+    for jump in (-1e6, 1e6):
+        now = time.time() + jump
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        assert 0 <= made.document()["helper"]["uptime"] < 60

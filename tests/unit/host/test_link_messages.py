@@ -11,6 +11,7 @@ import pytest
 
 from cni_hostport.host import links, sysctl
 from cni_hostport.host.links import NodeAddress, NodeAddresses
+from cni_hostport.host.nlsocket import NetlinkSocket
 from cni_hostport.host.rtnl import parse_link
 from cni_hostport.model import Family
 from cni_hostport.netfilter import nlwire
@@ -132,9 +133,16 @@ class FakeNetlink:
     def __exit__(self, *exc: object) -> None:
         return None
 
+    whole_dump = NetlinkSocket.whole_dump
+
+    def check_strictly(self) -> None:
+        return None
+
     def dump(self, kind: int, body: bytes) -> list[nlwire.Message]:
         if FakeNetlink.error:
             raise FakeNetlink.error
+        if kind != 22:  # RTM_GETADDR; there are no routes
+            return []
         FakeNetlink.interrupted -= 1
         flags = 0x12 if FakeNetlink.interrupted >= 0 else 2
         address = f"192.0.2.{max(FakeNetlink.interrupted, 0) + 10}"

@@ -188,6 +188,13 @@ def test_the_dry_run_shows_the_difference():
     assert '+{"plugins": [{"type": "bridge"}, {"type": "cni-hostport"' in text
 
 
+def test_every_step_is_a_sentence():
+    for present in (FRESH, replace(FRESH, systemd=True, helper=True, selinux=True)):
+        for line in plan.summary(plan.install(WANTED, present)).splitlines():
+            if line.startswith("would "):
+                assert line.split()[1] in {"copy", "link", "write", "remove", "run"}, line
+
+
 @pytest.mark.parametrize("text", [None, "", "[]", "{", '{"links": 5}', '"x"'])
 def test_a_broken_manifest_is_an_empty_one(text):
     assert plan.Manifest.of(text) == Manifest()

@@ -1,11 +1,12 @@
 """Upstream's command line (facts a2), both dash styles, and errors that name flag and value."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from cni_hostport.model import Family
-from cni_hostport.nodecache import flags, goflags
+from cni_hostport.nodecache import flags, goflags, usage
 
 
 def params(*argv: str) -> flags.Params:
@@ -149,8 +150,25 @@ def test_questions_need_no_address(ask: str) -> None:
 
 
 def test_usage_names_every_flag() -> None:
-    text = flags.usage()
-    assert all(f"  -{flag.name} " in text for flag in flags.FLAGS)
+    lines = usage.usage().splitlines()
+    for flag in flags.FLAGS:
+        (line,) = (x for x in lines if x.split()[:1] == [f"-{flag.name}"])
+        assert flag.boolean == (line.split() == [f"-{flag.name}"])
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    for words in ("exit status: 0", "examples:\n  cni-hostport node-cache -localip"):
+        assert words in text
+    for flag in flags.FLAGS:
+        assert all(choice in text for choice in flag.choices)
+
+
+def test_the_examples_can_be_parsed() -> None:
+    examples = re.findall(
+        r"^  cni-hostport node-cache (.*?)(?:   .*)?$", usage.usage(), re.MULTILINE
+    )
+    assert len(examples) == 3
+    for example in examples:
+        flags.parse(example.split())
 
 
 @pytest.mark.parametrize(
