@@ -101,6 +101,10 @@ class PortMapping(Model):
         """The one address asked for, None for a wildcard."""
         return None if self.is_wildcard else self.host_ip
 
+    def host_port_of(self, family: Family) -> HostPort:
+        """What it claims in that family."""
+        return HostPort(family, self.specific, self.host_port, self.protocol)
+
     def __str__(self) -> str:
         host = "*" if self.host_ip is None else str(self.host_ip)
         host = f"[{host}]" if ":" in host else host
@@ -210,7 +214,9 @@ class Attachment(Model):
 
     ``addresses`` holds at most one address of each family, the pod's own, with
     the prefix length of its network. ``interfaces`` are prevResult's interfaces
-    that have no sandbox (host-side links), in order.
+    that have no sandbox (host-side links), in order. ``yielded`` are host ports left
+    to another attachment of the same container that has them already: a runtime
+    gives a container's ports to each of its networks.
     """
 
     identity: AttachmentID
@@ -220,6 +226,7 @@ class Attachment(Model):
     mappings: tuple[PortMapping, ...]
     options: Options = Options()
     interfaces: tuple[str, ...] = ()
+    yielded: tuple[HostPort, ...] = ()
 
     @property
     def key(self) -> str:
@@ -234,6 +241,12 @@ class Attachment(Model):
         """Families the pod has an address in, IPv4 first."""
         versions = [a.ip.version for a in self.addresses]
         return tuple([f for f in FAMILIES if f in versions])
+
+    def maps(self, mapping: PortMapping, family: Family) -> bool:
+        """Whether that mapping of it is translated in that family: applies, not yielded."""
+        return mapping.applies_to(family) and (
+            not self.yielded or mapping.host_port_of(family) not in self.yielded
+        )
 
     def claims(self) -> tuple[HostPort, ...]:
         """Host ports this attachment claims: its mappings in the pod's families."""
@@ -255,12 +268,7 @@ class Attachment(Model):
 def _claims(attachment: Attachment) -> tuple[HostPort, ...]:
     families = attachment.families()
     return tuple(
-        [
-            HostPort(f, m.specific, m.host_port, m.protocol)
-            for m in attachment.mappings
-            for f in families
-            if m.applies_to(f)
-        ]
+        [m.host_port_of(f) for m in attachment.mappings for f in families if attachment.maps(m, f)]
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from cni_hostport import shim
 from cni_hostport.helper import handover, nodecachewatch, operations
 from cni_hostport.helper.parts import Helper
-from cni_hostport.helper.reconcile import INTERVAL, RETIRE_AFTER, SETTLE
+from cni_hostport.helper.reconcile import INTERVAL, SETTLE
 from cni_hostport.helper.rundir import RunDir
 from cni_hostport.helper.server import Server
 
@@ -155,8 +155,7 @@ class Loop:
 
     def _every_interval(self) -> None:
         self._look("interval")
-        wait = RETIRE_AFTER if self._helper.reconciler.wants_retire else INTERVAL
-        self._loop.call_later(wait, self._every_interval)
+        self._loop.call_later(INTERVAL, self._every_interval)
 
     def _watch_queue(self) -> None:
         try:
@@ -172,6 +171,8 @@ class Loop:
             self._helper.worker.submit(self._mend_home)
         if len(self._helper.manager.registry):
             self._helper.worker.submit(self._helper.reconciler.peek)
+        if self._helper.reconciler.wants_retire:
+            self._helper.worker.submit(self._helper.reconciler.retire)
         self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
 
     def _watch_node_cache(self) -> None:

@@ -144,7 +144,7 @@ class Reconciler:
 
     def _pass(self, why: str, culprit: str, rules: bool) -> None:
         manager = self._manager
-        manager.retry_deletes()
+        manager.retry_unfinished()
         manager.follow_addresses()
         error, broken = self._rules(why, culprit) if rules else (None, frozenset[str]())
         self._links(why)
@@ -152,7 +152,6 @@ class Reconciler:
             record = manager.registry.get(key)
             owner = record.attachment.describe() if record else key
             log.info("now held for %s: %s", owner, ", ".join(sorted(map(str, ports))))
-        self._retire()
         for look in self.also:
             look()
         if error is not None:
@@ -200,19 +199,32 @@ class Reconciler:
                 MAX_BACKOFF,
             )
 
-    def _retire(self) -> None:
-        """Empty tables go some seconds after the last pod, not with it: the next one is faster."""
+    def retire(self) -> None:
+        """Empty tables go some seconds after the last pod, not with it: the next one is faster.
+
+        Never raises; what cannot be removed is tried again as long after.
+        """
         now = time.monotonic()
         for name, backend in self._manager.backends.items():
             if backend.in_use:
                 self._empty_since.pop(name, None)
                 self._retired.discard(name)
-            elif now - self._empty_since.setdefault(name, now) >= RETIRE_AFTER:
-                if backend.retire():
-                    log.info("no attachments left: shared rules of %s removed", name)
-                self._retired.add(name)
+            elif name not in self._retired and (
+                now - self._empty_since.setdefault(name, now) >= RETIRE_AFTER
+            ):
+                self._empty_since[name] = now
+                try:
+                    if backend.retire():
+                        log.info("no attachments left: shared rules of %s removed", name)
+                except Exception as error:
+                    self._fails(f"cannot remove the empty rules of {name}", error)
+                else:
+                    self._retired.add(name)
 
     @property
     def wants_retire(self) -> bool:
-        """Whether a look some seconds from now would remove empty tables."""
-        return not self._retired.issuperset(self._empty_since)
+        """Whether some rules are without an attachment, or were and are not any more."""
+        return any(
+            name in self._empty_since if backend.in_use else name not in self._retired
+            for name, backend in self._manager.backends.items()
+        )

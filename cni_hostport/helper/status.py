@@ -19,7 +19,7 @@ from cni_hostport.helper.reconcile import Reconciler
 from cni_hostport.host import ownnetns, queue
 from cni_hostport.hostport.manager import HostPortManager
 from cni_hostport.hostport.record import Record
-from cni_hostport.model import Family, HostPort, PortMapping, Protocol, ReservePorts
+from cni_hostport.model import Family, PortMapping, Protocol, ReservePorts
 
 
 class Status:
@@ -77,7 +77,7 @@ class Status:
     def _mappings(self, record: Record) -> Iterator[dict[str, Any]]:
         attachment, identity = record.attachment, record.attachment.identity
         for mapping in attachment.mappings:
-            families = [f for f in attachment.families() if mapping.applies_to(f)]
+            families = [f for f in attachment.families() if attachment.maps(mapping, f)]
             targets = [
                 (a.ip, mapping.container_port) for f in families if (a := attachment.address(f))
             ]
@@ -96,20 +96,14 @@ class Status:
             }
 
     def _held(self, record: Record, mapping: PortMapping) -> str:
-        """``yes``, ``no`` (by choice), ``waiting`` (busy, taken when free), ``skipped``."""
+        """``yes``, ``no`` (by choice), ``waiting`` (busy, taken when free), ``skipped``,
+        ``yielded`` (to another network of the same container).
+        """
         attachment = record.attachment
-        claims = [
-            HostPort(
-                family=f,
-                address=mapping.specific,
-                port=mapping.host_port,
-                protocol=mapping.protocol,
-            )
-            for f in attachment.families()
-            if mapping.applies_to(f)
-        ]
+        asked = [f for f in attachment.families() if mapping.applies_to(f)]
+        claims = [mapping.host_port_of(f) for f in asked if attachment.maps(mapping, f)]
         if not claims:
-            return "skipped"
+            return "yielded" if asked else "skipped"
         no = attachment.options.reserve_ports is ReservePorts.NO
         if no or mapping.protocol is Protocol.SCTP:
             return "no"

@@ -29,7 +29,7 @@ def forward_rules(placed: Placed, node: NodeView) -> dict[Family, Rules]:
         pod = attachment.address(family)
         members: dict[Member, None] = {}
         for mapping in attachment.mappings:
-            if pod is None or not mapping.applies_to(family):
+            if pod is None or not attachment.maps(mapping, family):
                 continue
             match = (
                 *("-m", "conntrack", "--ctstate", "DNAT"),

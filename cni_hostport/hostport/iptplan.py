@@ -93,7 +93,7 @@ def _family_rules(family: Family, placed: Placed, node: NodeView) -> Rules:
     chains: dict[str, tuple[Args, ...]] = {}
     members: dict[Member, None] = {}
     for mapping in attachment.mappings:
-        if pod is None or not mapping.applies_to(family):
+        if pod is None or not attachment.maps(mapping, family):
             continue
         where = destinations(family, mapping, attachment.options, node)
         members.update(dict.fromkeys(unusual(family, where, placed, node)))

@@ -16,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from cni_hostport.errors import (
     HostPortError,
@@ -90,11 +91,14 @@ class HostPortManager(Adding, Following):
             if existing is not None:
                 self.detach(attachment.key)
             return existing is not None
-        if existing is not None and _same_content(existing, attachment, backend, netns_cookie):
+        same = _Same(existing, backend, netns_cookie)
+        if same.as_wanted(attachment):
             return False
         node = self.follow_addresses()
         answering.check_host_ips(attachment, node, must_be_local=must_be_local)
-        self._settle_conflicts(attachment)
+        attachment = self._settle_conflicts(attachment)
+        if attachment.yielded and same.as_wanted(attachment):
+            return False
         with ExitStack() as undo:
             held = self.holds.held(attachment.key)
             change = self._hold(attachment, undo)
@@ -110,6 +114,8 @@ class HostPortManager(Adding, Following):
         self.registry.put(record)
         self._undeleted.discard(record.key)
         change.keep()
+        if existing is not None:
+            self._take_up(attachment.identity.container_id)
         return True
 
     def detach(self, key: str) -> bool:
@@ -117,7 +123,7 @@ class HostPortManager(Adding, Following):
 
         Raises NetfilterFailed or TryAgain when its rules cannot be removed; the
         record then stays, so that it can be tried again. IOFailure: all is gone
-        but the record's file, which ``retry_deletes`` goes on trying.
+        but the record's file, which ``retry_unfinished`` goes on trying.
         """
         record = self.registry.get(key)
         if record is None:
@@ -129,8 +135,20 @@ class HostPortManager(Adding, Following):
         self._links.release(record)
         self.holds.release(key)
         self.registry.drop(key)
+        self._take_up(record.attachment.identity.container_id)
         self._delete_record(key)
         return True
+
+    def _take_up(self, container_id: str = "") -> None:
+        """Have attachments map what they had left to another of their container; never raises."""
+        for record in self.registry.yielding(container_id):
+            if self._is_gone(record):
+                continue
+            whole = record.attachment.model_copy({"yielded": ()})
+            try:
+                self.attach(whole, backend=record.backend, netns_cookie=record.netns_cookie)
+            except HostPortError as error:
+                log.warning("%s: %s", whole.describe(), error)
 
     def _delete_record(self, key: str) -> None:
         self._undeleted.add(key)
@@ -140,8 +158,9 @@ class HostPortManager(Adding, Following):
             raise IOFailure("cannot delete the record", str(error.strerror)) from error
         self._undeleted.discard(key)
 
-    def retry_deletes(self) -> None:
-        """Delete the records of detached attachments that could not be deleted then."""
+    def retry_unfinished(self) -> None:
+        """What a detach could not finish: records to delete, ports for the container's others."""
+        self._take_up()
         for key in tuple(self._undeleted):
             with contextlib.suppress(IOFailure):
                 self._delete_record(key)
@@ -193,14 +212,28 @@ class HostPortManager(Adding, Following):
 
     # steps
 
-    def _settle_conflicts(self, attachment: Attachment) -> None:
+    def _settle_conflicts(self, attachment: Attachment) -> Attachment:
+        """The attachment without what others of its container have; who is dead is removed.
+
+        Raises PortInUse for what a living one of another container has.
+        """
+        yielded = []
         for wanted, _, owner in self.registry.conflicts(attachment):
             if self.registry.get(owner.key) is None:
                 continue
             if not self._is_gone(owner):
+                if _same_container(attachment, owner.attachment):
+                    yielded.append(wanted)
+                    log.info(
+                        "%s leaves port %s to network %s",
+                        attachment.describe(),
+                        wanted,
+                        owner.attachment.identity.network,
+                    )
+                    continue
                 raise PortInUse(
                     f"host port {wanted} is in use by {owner.attachment.describe()}",
-                    _advice(attachment, owner.attachment),
+                    "delete that pod, choose another hostPort or a hostIP of its own",
                     owner="attachment",
                 )
             log.warning(
@@ -209,29 +242,34 @@ class HostPortManager(Adding, Following):
                 owner.attachment.describe(),
             )
             self.detach(owner.key)
+        if not yielded:
+            return attachment
+        return attachment.model_copy({"yielded": tuple(dict.fromkeys(yielded))})
 
     def _is_gone(self, record: Record) -> bool:
         state = self._machine.netns_state(record.attachment.netns, record.netns_cookie)
         return state == "gone"
 
 
-def _advice(wanting: Attachment, owner: Attachment) -> str:
-    if wanting.identity.container_id == owner.identity.container_id:
-        return (
-            "it is this container's own, on another network or interface: let only one of "
-            "its networks have cni-hostport in the conflist"
+def _same_container(one: Attachment, other: Attachment) -> bool:
+    return one.identity.container_id == other.identity.container_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """Whether an attachment is already as it is wanted."""
+
+    existing: Record | None
+    backend: str
+    netns_cookie: int | None
+
+    def as_wanted(self, attachment: Attachment) -> bool:
+        there = self.existing
+        return there is not None and (
+            there.attachment == attachment
+            and there.backend == self.backend
+            and there.netns_cookie == self.netns_cookie
         )
-    return "delete that pod, choose another hostPort or a hostIP of its own"
-
-
-def _same_content(
-    existing: Record, attachment: Attachment, backend: str, cookie: int | None
-) -> bool:
-    return (
-        existing.attachment == attachment
-        and existing.backend == backend
-        and existing.netns_cookie == cookie
-    )
 
 
 __all__ = ["HostPortManager", "PodLink", "PodPortMapping"]

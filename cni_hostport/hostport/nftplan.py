@@ -35,8 +35,8 @@ def attachment_elements(placed: Placed, node: NodeView) -> tuple[Element, ...]:
     used: set[Family] = set()
     for mapping in attachment.mappings:
         for family, pod in pods:
-            if mapping.applies_to(family):
-                claim = HostPort(family, mapping.specific, mapping.host_port, mapping.protocol)
+            if attachment.maps(mapping, family):
+                claim = mapping.host_port_of(family)
                 data = nft.target(pod.ip, mapping.container_port)
                 out.extend(_port_elements(claim, data, placed, node))
                 used.add(family)

@@ -53,6 +53,7 @@ class Registry:
         self._addresses: _Index[IPAddress] = _Index()
         self._links: dict[int, set[str]] = {}
         self._bound: set[str] = set()
+        self._yielding: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -71,6 +72,8 @@ class Registry:
         self._records[key] = record
         if depends_on_addresses(record.attachment):
             self._bound.add(key)
+        if record.attachment.yielded:
+            self._yielding.add(key)
         for claim in record.attachment.claims():
             self._slots.add(_slot(claim), key)
         if record.route_localnet_found is not None:
@@ -84,6 +87,7 @@ class Registry:
         if record is None:
             return
         self._bound.discard(key)
+        self._yielding.discard(key)
         for claim in record.attachment.claims():
             self._slots.remove(_slot(claim), key)
         users = self._links.get(record.link.index, set())
@@ -136,6 +140,11 @@ class Registry:
     def bound_to_addresses(self) -> tuple[Record, ...]:
         """Records whose rules or sockets name addresses of the node."""
         return tuple(self._records[k] for k in sorted(self._bound))
+
+    def yielding(self, container_id: str = "") -> tuple[Record, ...]:
+        """Records that left ports to another of their container; of that one, or all."""
+        found = (self._records[k] for k in sorted(self._yielding))
+        return tuple(r for r in found if container_id in ("", r.attachment.identity.container_id))
 
     def of_network(self, network: str) -> tuple[Record, ...]:
         """Records of one network."""

@@ -10,7 +10,7 @@ import pytest
 from lab.chain import Attachment, Json, PluginError
 from lab.node import NODE4, NODE6
 from lab.rivals import Rival, rivals, winners
-from lab.stage import TYPE, Pod, Stage, mapping
+from lab.stage import BUNDLE, TYPE, Pod, Stage, mapping
 
 PORT = 8080
 MAPPINGS = [mapping(PORT, 80), mapping(PORT, 80, "udp")]
@@ -221,15 +221,39 @@ def test_same_container_on_two_networks_and_two_interfaces(stage: Stage) -> None
     assert one.at.container_id == two.container_id
 
 
-def test_the_containers_own_port_on_another_network_is_told(stage: Stage) -> None:
-    """podman and nerdctl pass the same ports to every network of a container."""
+def targets(stage: Stage) -> dict[str, str]:
+    """IPv4 address that each kind of mapping in ``status`` leads to; empty where to none."""
+    text = stage.node.output(str(BUNDLE), "status", "--json")
+    rows = json.loads(text)["mappings"]
+    return {row["held"]: "".join(row["targets"][:1]).partition(":")[0] for row in rows}
+
+
+@pytest.mark.parametrize("first_to_go", ["red", "blue"])
+def test_the_same_ports_on_two_networks_of_a_container(stage: Stage, first_to_go: str) -> None:
+    """podman passes a container's ports to each of its networks: the first has them."""
     red, blue = stage.network("red"), stage.network("blue")
-    stage.pod("web", MAPPINGS, network=red)
+    one = stage.pod("web", MAPPINGS, network=red).at
+    two = stage.attachment("web", MAPPINGS, ifname="eth1")
+    blue.add(two)
+    before = stage.snapshot()
+    reply = stage.call("ADD", blue.config(blue.entry(TYPE), two, two.result), two)
+    assert reply.status == 0
+    assert stage.snapshot() == before
+    red.check(one)
+    blue.check(two)
+    assert targets(stage) == {"yes": one.address(4), "yielded": ""}
+    left, going = (two, (red, one)) if first_to_go == "red" else (one, (blue, two))
+    going[0].delete(going[1])
+    for kind in ("tcp", "udp"):
+        assert stage.ask(NODE4, PORT, kind, at=None).server == "web"  # type: ignore[arg-type]
+    assert targets(stage) == {"yes": left.address(4)}
+    assert not Rival("0.0.0.0", "reuseaddr", "tcp").wins(stage.node, PORT)
     with pytest.raises(PluginError) as failed:
-        blue.add(stage.attachment("web", MAPPINGS, ifname="eth1"))
+        stage.pod("other", MAPPINGS, network=red)
     assert failed.value.code == 101
-    assert "this container's own" in failed.value.text
-    assert stage.ask(NODE4, PORT).server == "web"
+    (blue if first_to_go == "red" else red).delete(left)
+    assert stage.records() == {}
+    assert Rival("0.0.0.0", "plain", "tcp").wins(stage.node, PORT)
 
 
 def test_many_ports_and_every_spelling(stage: Stage) -> None:

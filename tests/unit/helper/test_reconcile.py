@@ -172,17 +172,48 @@ def test_whose_problem_it_is(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(helper.backend, "repair", refuse)
     reconciler.look()
     assert (reconciler.broken, "no rules" in reconciler.problem) == ({"nftables"}, True)
-    monkeypatch.setattr(helper.manager, "retry_deletes", refuse)
+    monkeypatch.setattr(helper.manager, "retry_unfinished", refuse)
     reconciler.look()
     assert (reconciler.broken, "no rules" in reconciler.problem) == (frozenset(), True)
 
 
 def test_empty_tables_go_after_some_seconds(clock: Clock) -> None:
     world, helper, reconciler, _ = start()
+    reconciler.retire()
+    assert not reconciler.wants_retire
     helper.manager.detach(pod("web").key)
-    reconciler.look()
-    assert world.chains
     assert reconciler.wants_retire
+    reconciler.retire()
+    assert world.chains
     clock.now += reconcile.RETIRE_AFTER
-    reconciler.look()
+    reconciler.retire()
+    assert not world.chains
+    assert not reconciler.wants_retire
+
+
+def test_tables_that_are_used_again_stay(clock: Clock) -> None:
+    world, helper, reconciler, _ = start()
+    helper.manager.detach(pod("web").key)
+    reconciler.retire()
+    assert helper.manager.attach(pod("web", "80:80/udp"))
+    reconciler.retire()
+    clock.now += reconcile.RETIRE_AFTER
+    helper.manager.detach(pod("web").key)
+    reconciler.retire()
+    assert world.chains
+
+
+def test_empty_tables_that_cannot_go_are_tried_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, helper, reconciler, _ = start()
+    helper.manager.detach(pod("web").key)
+    reconciler.retire()
+    clock.now += reconcile.RETIRE_AFTER
+    with monkeypatch.context() as broken:
+        broken.setattr(helper.backend, "retire", lambda: (_ for _ in ()).throw(OSError("busy")))
+        reconciler.retire()
+    assert "busy" in reconciler.problem
+    clock.now += reconcile.RETIRE_AFTER
+    reconciler.retire()
     assert not world.chains

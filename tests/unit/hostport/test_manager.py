@@ -150,7 +150,7 @@ def test_a_record_that_cannot_be_deleted_is_deleted_later() -> None:
     world.calm()
     world.forever = False
     assert list(world.records) == [WEB.key]
-    manager.retry_deletes()
+    manager.retry_unfinished()
     assert world.records == {}
     assert manager.detach(WEB.key) is False
 

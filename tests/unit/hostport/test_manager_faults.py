@@ -130,7 +130,7 @@ def test_a_fault_at_every_effect_leaves_all_or_nothing(name: str) -> None:
                 expected = before
                 if name in UNDOING and helper.manager._undeleted:
                     twin.calm()
-                    helper.manager.retry_deletes()
+                    helper.manager.retry_unfinished()
                     expected = after
                 elif name == "GC":  # what failed stays, the others went
                     assert helper.consistent() == []
@@ -170,7 +170,7 @@ def test_faults_from_an_effect_on_are_mended_once_they_stop(name: str) -> None:
         what = f"{name}: from effect {number} on"
         twin.calm()
         twin.forever = False
-        helper.manager.retry_deletes()
+        helper.manager.retry_unfinished()
         helper.backend.repair()
         helper.manager.refresh_links()
         helper.manager.retry_waiting()
