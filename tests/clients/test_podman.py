@@ -251,3 +251,22 @@ def test_nobody_asks_for_more_than_it_needs(podman: Podman) -> None:
     names = json.loads(podman.do("network", "ls", "--format", "json"))
     assert [network["name"] for network in names] == ["testnet"]
     assert podman.node.helpers() == []
+
+
+def test_a_container_on_two_networks_publishes_once(podman: Podman) -> None:
+    """podman passes the ports to every network; the others take them up when the first goes."""
+    node = podman.node
+    text = node.path(f"{WORK}/net.d/87-testnet.conflist").read_text()
+    for first_one, second_one in (("testnet", "second"), ("cni0", "cni1"), ("10.89.7", "10.89.8")):
+        text = text.replace(first_one, second_one)
+    node.path(f"{WORK}/net.d/88-second.conflist").write_text(text)
+    podman.web("web", "-p", "8080:80", "--network", "testnet,second")
+    assert node.get(8080) == PAGE
+    held = sorted((m["network"], m["held"]) for m in node.mappings())
+    assert sorted(how for _, how in held) == ["yes", "yielded"]
+    (first,) = (network for network, how in held if how == "yes")
+    (left,) = {"testnet", "second"} - {first}
+    podman.do("network", "disconnect", first, "web")
+    assert [(m["network"], m["held"]) for m in node.mappings()] == [(left, "yes")]
+    podman.do("rm", "-f", "-t", "0", "web")
+    assert node.closed(8080)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from lab.stage import BUNDLE, TYPE, Backend, Stage
 
 EVERY = ["nftables", "iptables-nft", "iptables-legacy"]
-DATA_PATH = ("test_matrix",)
+DATA_PATH = ("test_matrix", "test_reserve", "test_udp")
 # Promises in milliseconds are looked at with nothing else on the cores.
 TIMED = ("test_bench", "test_concurrency", "test_continuity", "test_healing", "test_repair")
 BACKENDS = os.environ.get("LAB_BACKENDS", "nftables").split(",")
@@ -43,7 +43,7 @@ def _names_its_own(metafunc: pytest.Metafunc) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The data path runs with every backend; the rest with the default or LAB_BACKENDS'."""
+    """Data path and reservation run with every backend; the rest with the default or LAB_BACKENDS'."""
     if "backend" in metafunc.fixturenames and not _names_its_own(metafunc):
         name = metafunc.module.__name__.rpartition(".")[2]
         chosen = EVERY if name in DATA_PATH and "LAB_BACKENDS" not in os.environ else BACKENDS

@@ -249,7 +249,7 @@ def test_the_same_ports_on_two_networks_of_a_container(stage: Stage, first_to_go
     assert targets(stage) == {"yes": left.address(4)}
     assert not Rival("0.0.0.0", "reuseaddr", "tcp").wins(stage.node, PORT)
     with pytest.raises(PluginError) as failed:
-        stage.pod("other", MAPPINGS, network=red)
+        stage.pod("late", MAPPINGS, network=red)
     assert failed.value.code == 101
     (blue if first_to_go == "red" else red).delete(left)
     assert stage.records() == {}
