@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 BACKOFF = (0.05, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # A server that served this long, in seconds, has its earlier failures forgiven.
 STABLE = 60.0
-# A server that is silent this long, in seconds, is restarted.
+# A server that is silent this long, in seconds, or from its start on, is restarted.
 HUNG = 30.0
 # Rules after a silence wait for this long, in seconds, when silences come in a row.
 CALM = (0.0, 0.0, 2.0, 5.0, 10.0, 30.0)
@@ -102,7 +102,8 @@ def _adopted(state: State, now: float) -> Step:
 def _tick(state: State, now: float) -> Step:
     if state.phase is Phase.WAITING and state.configured and now >= state.retry_at:
         return _enter(state, Phase.STARTING, now), (Action.START,) if state.managed else ()
-    if state.phase is Phase.DEAF and state.managed and now - state.since >= HUNG:
+    silent = state.phase in (Phase.DEAF, Phase.STARTING)
+    if silent and state.managed and now - state.since >= HUNG:
         return state, (Action.KILL,)
     if state.phase is Phase.SERVING and now - state.since >= STABLE:
         return replace(state, failures=0, silences=0), ()

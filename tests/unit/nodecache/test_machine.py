@@ -79,3 +79,11 @@ def test_an_adopted_server_keeps_its_rules_until_it_is_silent() -> None:
     state, done = run(State(rules=True), (Event.ADOPTED, 0), (Event.CONFIGURED, 0))
     assert (state.phase, done) == (Phase.SERVING, [Action.RELOAD])
     assert step(state, Event.SILENT, 1)[1] == (Action.REMOVE,)
+
+
+def test_a_server_that_never_answers_is_started_anew() -> None:
+    state, done = run(State(), (Event.CONFIGURED, 0), (Event.TICK, HUNG - 1))
+    assert done == [Action.START]
+    assert run(state, (Event.TICK, HUNG))[1] == [Action.KILL]
+    outside, _ = run(State(managed=False), (Event.CONFIGURED, 0))
+    assert run(outside, (Event.TICK, HUNG))[1] == []
