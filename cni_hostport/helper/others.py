@@ -49,6 +49,7 @@ class Others:
         self._portmap_flavours: frozenset[str] = frozenset()
         self._portmap_nft = False
         self._jumps: tuple[tuple[str, Family, ForeignJump], ...] = ()
+        self._nft_mappings: tuple[tuple[Family, portmap.NftMapping], ...] = ()
 
     def note(self, event: NftEvent) -> None:
         """Take an event in; what it may have changed is known better after the next look."""
@@ -83,6 +84,11 @@ class Others:
             chains[flavour] = self._tools.chains(flavour)
         self._portmap_flavours = frozenset(f for f, c in chains.items() if portmap.is_portmaps(c))
         self._portmap_nft = any(name == portmap.TABLE for _, name in self._portmap.tables())
+        self._nft_mappings = tuple(
+            (family, mapping)
+            for family in (Family if self._portmap_nft else ())
+            for mapping in portmap.nft_mappings(nftcmd.listing(nft_family(family), portmap.TABLE))
+        )
         jumps = []
         for flavour, present in chains.items():
             if names.HOSTPORTS in present or flavour in self._portmap_flavours:
@@ -111,6 +117,10 @@ class Others:
             backend = ours.get((family, jump.protocol, jump.port))
             if backend is not None:
                 out.append(_warning(flavour, family, jump, backend))
+        for family, mapping in self._nft_mappings:
+            backend = ours.get((family, mapping.protocol, mapping.port))
+            if backend is not None:
+                out.append(_nft_warning(family, mapping, backend))
         return out
 
     # for a DEL without a record
@@ -165,4 +175,17 @@ def _warning(flavour: str, family: Family, jump: ForeignJump, backend: str) -> s
         f"port {jump.port}/{jump.protocol} (IPv{int(family)}): chain {jump.chain} of another "
         f"manager ({jump.comment or 'no comment'}) leads to {jump.target or 'nowhere'}; {effect}. "
         f"If its pod is gone: {command}"
+    )
+
+
+def _nft_warning(family: Family, mapping: portmap.NftMapping, backend: str) -> str:
+    where = f"{nft_family(family)} {portmap.TABLE} {mapping.chain}"
+    # portmap's chains stand at dstnat: before ours, level with those of iptables, and of two
+    # hooks with one priority the kernel asks the younger first
+    effect = "it wins over ours" if backend == "nftables" else "the younger of the two tables wins"
+    return (
+        f"port {mapping.port}/{mapping.protocol} (IPv{int(family)}): a rule of portmap "
+        f"({mapping.comment or 'no comment'}) in table {portmap.TABLE} leads to "
+        f"{mapping.target}; {effect}. "
+        f"If its pod is gone: nft delete rule {where} handle {mapping.handle}"
     )

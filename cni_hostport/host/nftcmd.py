@@ -36,6 +36,18 @@ def load(text: str, timeout: float = 10.0) -> None:
         raise NetfilterFailed("nft refused the rules", result.words or f"exit status {result.rc}")
 
 
+def listing(family: str, table: str, timeout: float = 10.0) -> str:
+    """A table as nft's JSON with handles; empty where there is none or nft does not say.
+
+    Slow with many rules: for tables of others, and never on the path of a call.
+    """
+    try:
+        result = commands.run(["nft", "-j", "-a", "list", "table", family, table], None, timeout)
+    except (commands.CommandError, OSError):
+        return ""
+    return "" if result.rc else result.stdout
+
+
 _Version = tuple[int, int, int]
 _seen: dict[tuple[str, int, int, int], _Version] = {}
 

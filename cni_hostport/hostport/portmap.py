@@ -9,8 +9,11 @@ the chains that its containers share.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import Any
 
 from cni_hostport.hostport.iptdiff import Difference, remove_chain, table_of
 from cni_hostport.hostport.iptstep import ForeignJump
@@ -80,6 +83,47 @@ def _addresses(rules: Iterable[Rule]) -> Iterable[IPAddress]:
         text = (rule.value("--to-destination") or "").rpartition(":")[0].strip("[]")
         if text:
             yield ip_address(text)
+
+
+@dataclass(frozen=True, slots=True)
+class NftMapping:
+    """One mapping in portmap's nft table: the rule's place, and where it leads."""
+
+    protocol: str
+    port: int
+    chain: str
+    handle: int
+    comment: str
+    target: str
+
+
+def nft_mappings(listing: str) -> list[NftMapping]:
+    """Mappings in nft's JSON of portmap's table; anything else in it is passed over."""
+    if not listing:
+        return []
+    rules = (entry.get("rule") for entry in json.loads(listing)["nftables"])
+    return [found for rule in rules if rule and (found := _nft_mapping(rule)) is not None]
+
+
+def _nft_mapping(rule: Mapping[str, Any]) -> NftMapping | None:
+    protocol, port, target = "", 0, ""
+    for expression in rule["expr"]:
+        if "dnat" in expression:
+            target = _endpoint(expression["dnat"])
+        elif "match" in expression:
+            left, right = expression["match"]["left"], expression["match"]["right"]
+            payload = left.get("payload", {}) if isinstance(left, dict) else {}
+            if payload.get("field") == "dport" and isinstance(right, int):
+                protocol, port = payload["protocol"], right
+    if not port or not target:
+        return None
+    comment = rule.get("comment", "")
+    return NftMapping(protocol, port, rule["chain"], rule["handle"], comment, target)
+
+
+def _endpoint(dnat: Mapping[str, Any]) -> str:
+    address, port = str(dnat.get("addr", "")), dnat.get("port", "")
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def nft_removal(rules: Mapping[str, Iterable[tuple[str, int, str]]], container_id: str) -> str:

@@ -105,6 +105,35 @@ def test_a_pod_of_portmap_on_our_port_is_told_with_the_command(stage: Stage) -> 
         assert stage.ask(target, PORT).server == "web"
 
 
+def test_a_rule_in_portmaps_nft_table_is_told_with_the_command(stage: Stage) -> None:
+    """As portmap's nftables backend writes it; a lone IPv6 one and ports of others stay untold."""
+    head = "chain prerouting { type nat hook prerouting priority dstnat; fib daddr type local jump"
+    stage.node.nft(
+        "table ip cni_hostport {\n chain hostports {\n"
+        '  tcp dport 8080 dnat to 10.244.7.9:80 comment "old"\n'
+        '  udp dport 8080 dnat to 10.244.7.9:80 comment "old"\n'
+        f'  tcp dport 8081 dnat to 10.244.7.9:80 comment "old"\n }}\n {head} hostports; }}\n}}\n'
+        "table ip6 cni_hostport {\n chain hostip_hostports {\n"
+        '  ip6 daddr ::1 tcp dport 9999 dnat to [2001:db8::9]:80 comment "old"\n }\n}\n'
+    )
+    web = with_plugin(stage, TYPE, backend=stage.backend.name)
+    stage.pod("web", [mapping(PORT, 80)], network=web)
+
+    def warnings() -> list[str]:
+        done = stage.node.run(stage.runtime.binary(TYPE), "status", "--json", env=stage.runtime.env)
+        return [w for w in json.loads(done.stdout)["warnings"] if "of portmap (old)" in w]
+
+    assert wait_for(lambda: len(warnings()) == 1, timeout=45, step=0.5)
+    (warning,) = warnings()
+    assert warning.startswith(f"port {PORT}/tcp (IPv4): ")
+    assert "leads to 10.244.7.9:80" in warning
+    wins = "it wins over ours" if stage.backend.name == "nftables" else "the younger"
+    assert wins in warning
+    assert stage.ask(NODE4, PORT, timeout=0.3).ok == (stage.backend.name != "nftables")
+    stage.node.run("sh", "-c", warning.rpartition("If its pod is gone: ")[2])
+    assert stage.ask(NODE4, PORT).server == "web"
+
+
 def test_portmaps_nft_table_is_cleaned_by_container(stage: Stage) -> None:
     """Rules as newer versions of portmap write them."""
     ours = with_plugin(stage, TYPE, backend=stage.backend.name)
