@@ -148,12 +148,14 @@ lint() {
     return $status
 }
 
-# Everything: two files at a time, then those that promise a time, alone. Or what ARGS name.
+# What ARGS name, or everything: some files at a time, since most of a lab test is waiting,
+# then those that promise a time, alone.
 tests() {
     local status=0
     [ $# -eq 0 ] || exec .venv/bin/python -m pytest "$@"
-    .venv/bin/python -m pytest -n 2 --dist loadfile -m "not alone" || status=1
+    .venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist loadfile -m "not alone" || status=1
     .venv/bin/python -m pytest -m alone || status=1
+    [ $status -eq 0 ] || say "tests failed, see above"
     return $status
 }
 

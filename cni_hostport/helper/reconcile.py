@@ -148,10 +148,7 @@ class Reconciler:
         manager.follow_addresses()
         error, broken = self._rules(why, culprit) if rules else (None, frozenset[str]())
         self._links(why)
-        for key, ports in manager.retry_waiting().items():
-            record = manager.registry.get(key)
-            owner = record.attachment.describe() if record else key
-            log.info("now held for %s: %s", owner, ", ".join(sorted(map(str, ports))))
+        self._take_free_ports()
         for look in self.also:
             look()
         if error is not None:
@@ -198,6 +195,20 @@ class Reconciler:
                 by,
                 MAX_BACKOFF,
             )
+
+    def take_free_ports(self) -> None:
+        """Hold what has become free since its ADD; never raises."""
+        try:
+            self._take_free_ports()
+        except Exception as error:
+            self._fails("cannot hold what has become free", error)
+
+    def _take_free_ports(self) -> None:
+        manager = self._manager
+        for key, ports in manager.retry_waiting().items():
+            record = manager.registry.get(key)
+            owner = record.attachment.describe() if record else key
+            log.info("now held for %s: %s", owner, ", ".join(sorted(map(str, ports))))
 
     def retire(self) -> None:
         """Empty tables go some seconds after the last pod, not with it: the next one is faster.

@@ -76,8 +76,8 @@ class Following(Managed):
     def retry_waiting(self) -> dict[str, frozenset[HostPort]]:
         """Try to hold what could not be held at ADD; returns what was gained."""
         gained = {}
-        for key in self.holds.keys():  # noqa: SIM118
-            if self.holds.waiting(key) and (ports := self.holds.retry(key)):
+        for key in self.holds.keys_waiting():
+            if ports := self.holds.retry(key):
                 gained[key] = ports
                 record = self.registry.get(key)
                 if record is not None and record.backend in self.backends:

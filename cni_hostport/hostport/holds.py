@@ -20,6 +20,7 @@ class Holds:
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
         self._held: dict[str, Held] = {}
+        self._waiting: set[str] = set()
         self._watcher: Callable[[str, list[Holder]], None] = lambda _key, _holders: None
 
     def watch(self, watcher: Callable[[str, list[Holder]], None]) -> None:
@@ -61,6 +62,10 @@ class Holds:
     def keys(self) -> tuple[str, ...]:
         """Attachments that hold or wait for something."""
         return tuple(self._held)
+
+    def keys_waiting(self) -> tuple[str, ...]:
+        """Attachments that wait for something."""
+        return tuple(self._waiting)
 
     def items(self) -> list[tuple[str, HostPort, Holder]]:
         """Every socket with its owner and port."""
@@ -119,6 +124,7 @@ class Holds:
     def release(self, key: str) -> None:
         """Close all of the attachment's sockets; fine if it has none."""
         entry = self._held.pop(key, None)
+        self._waiting.discard(key)
         if entry is not None:
             for holder in entry.sockets.values():
                 holder.close()
@@ -134,6 +140,7 @@ class Holds:
         return self.held(key) - before
 
     def _set(self, key: str, entry: Held) -> None:
+        (self._waiting.add if entry.waiting else self._waiting.discard)(key)
         if entry.sockets or entry.waiting:
             self._held[key] = entry
         else:

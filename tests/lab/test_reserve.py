@@ -131,7 +131,7 @@ def test_source_port_of_an_outgoing_connection_is_no_conflict_and_held_later(sta
     outgoing.close()
     listener.close()
     everybody = rivals("0.0.0.0", NODE4, DUAL, protocols=("tcp",))
-    assert wait_for(lambda: not winners(stage.node, PORT, everybody), timeout=35, step=0.5)
+    assert wait_for(lambda: not winners(stage.node, PORT, everybody), timeout=5, step=0.5)
 
 
 # -- conflicts between pods ---------------------------------------------------------------------
