@@ -44,14 +44,14 @@ def main():
 
 def _leave(folder, bench, rows, chosen, absent, about):
     folder.mkdir(parents=True, exist_ok=True)
-    text = report.text(bench.figures, rows, chosen, absent, about)
-    (folder / "RESULTS.md").write_text(text)
     document = {
         "about": about,
         "figures": bench.figures,
         "budgets": [{**vars(row), "holds": row.holds} for row in rows],
     }
     (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    text = report.text(bench.figures, rows, chosen, absent, about)
+    (folder / "RESULTS.md").write_text(text)
     drawing = plot.svg(bench.figures, chosen)
     if drawing:
         (folder / "cost.svg").write_text(drawing)

@@ -105,12 +105,13 @@ def connections_table(figures, peers):
     for plugin in peers:
         if f"connections/{sizes[0]}/{plugin.name}/one" not in figures:
             continue
-        ones = [figures[f"connections/{s}/{plugin.name}/one"] for s in sizes]
-        cells = [f"{sum(ones) / len(ones):,.0f}"]
+        ones = [figures.get(f"connections/{s}/{plugin.name}/one") for s in sizes]
+        known = [one for one in ones if one]
+        cells = [f"{sum(known) / len(known):,.0f}"]
         for size, place in columns:
-            rate = figures[f"connections/{size}/{plugin.name}/{place}"]
-            base = figures[f"connections/{size}/{plugin.name}/one"]
-            cells.append(f"{rate:,.0f} ({rate / base:.2f} x)")
+            rate = figures.get(f"connections/{size}/{plugin.name}/{place}")
+            base = figures.get(f"connections/{size}/{plugin.name}/one")
+            cells.append(f"{rate:,.0f} ({rate / base:.2f} x)" if rate and base else "–")
         lines.append(f"| {plugin.title} | " + " | ".join(cells) + " |")
     return lines
 

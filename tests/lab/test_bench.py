@@ -52,6 +52,16 @@ def test_a_report_and_a_drawing():
     assert len(tree.findall(".//{*}polyline")) == 9
 
 
+def test_a_report_where_not_everybody_went_as_far():
+    """Some get no ten thousand others in the time of a run."""
+    places = ("one", "first", "last")
+    few = {f"connections/1/{p.name}/{at}": 100.0 for p in plugins.ALL for at in places}
+    many = {f"connections/1000/{p.name}/{at}": 90.0 for p in plugins.ALL[:3] for at in places}
+    text = report.text(few | many, [], plugins.ALL, [], {})
+    assert "| cni-hostport, iptables-nft | 100 | 100 (1.00 x) | 100 (1.00 x) | – | – |" in text
+    assert "| 90 (1.00 x) | 90 (1.00 x) |" in text
+
+
 def test_a_quick_run(tmp_path):
     if not os.path.exists(plugins.LAUNCHER):
         pytest.skip("no build/launcher: ./build.sh test compiles it")
