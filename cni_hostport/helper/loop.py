@@ -22,8 +22,8 @@ from cni_hostport.helper.server import Server
 
 log = logging.getLogger(__name__)
 
-QUEUE_INTERVAL = 0.5
-"""Seconds between looks at the queue folder; an entry is noticed within one second."""
+TICKS_A_LOOK = 2
+"""Ticks from one look at the queue folder to the next: an entry is noticed within a second."""
 
 
 QUEUE_RETRY = 5.0
@@ -49,6 +49,7 @@ class Loop:
         self._iptables_due = False
         self._queue_again = 0.0
         self._holds_again = 0.0
+        self._ticks = -1
         self._sock = sock
         self._home = home
         self._node_cache = nodecachewatch.NodeCacheWatch(helper.run_dir)
@@ -98,8 +99,7 @@ class Loop:
         for client in clients:
             self._server.serve(client)
         self._every_interval()
-        self._watch_queue()
-        self._watch_node_cache()
+        self._tick()
         helper.store_of_fds.notify(f"READY=1\nMAINPID={os.getpid()}")
         await self._ended.wait()
         log.info("ending: rules stay, sockets close")
@@ -163,6 +163,14 @@ class Loop:
         self._look("interval")
         self._loop.call_later(INTERVAL, self._every_interval)
 
+    def _tick(self) -> None:
+        """One timer for all that is looked at often: each wake-up of an idle helper costs."""
+        self._loop.call_later(nodecachewatch.INTERVAL, self._tick)
+        self._node_cache.look()
+        self._ticks += 1
+        if self._ticks % TICKS_A_LOOK == 0:
+            self._watch_queue()
+
     def _watch_queue(self) -> None:
         try:
             stamp = (self._helper.run_dir / "queue").stat().st_mtime_ns
@@ -182,7 +190,6 @@ class Loop:
             self._helper.worker.submit(self._take_free_ports)
         if self._helper.reconciler.wants_retire:
             self._helper.worker.submit(self._helper.reconciler.retire)
-        self._loop.call_later(QUEUE_INTERVAL, self._watch_queue)
 
     def _take_free_ports(self) -> None:
         """Worker: again soon, and where many wait at most a five-hundredth of the time."""
@@ -190,10 +197,6 @@ class Loop:
         self._helper.reconciler.take_free_ports()
         now = self._loop.time()
         self._holds_again = now + max(HOLD_RETRY, 500 * (now - begin))
-
-    def _watch_node_cache(self) -> None:
-        self._node_cache.look()
-        self._loop.call_later(nodecachewatch.INTERVAL, self._watch_node_cache)
 
     def _mend_home(self) -> None:
         """Worker: listen where callers look for us again."""

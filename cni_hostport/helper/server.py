@@ -94,22 +94,31 @@ class Server:
         self._loop.remove_reader(self._sock.fileno())
 
     def _accept(self) -> None:
+        # all of them first: once a request is the worker's, this thread had better be asleep,
+        # since the two hold each other up at every system call
+        for client in self._accepted():
+            self._make_room()
+            self.serve(client)
+
+    def _accepted(self) -> list[socket.socket]:
+        """Who waits to be accepted, at most 64 of them, without those who may not speak."""
+        clients: list[socket.socket] = []
         for _ in range(64):
             try:
                 client, _ = self._sock.accept()
             except BlockingIOError:
-                return
+                break
             except OSError as error:
                 # no descriptor left: those who wait stay in the backlog for a moment
                 log.warning("cannot accept: %s", error)
                 self.stop()
                 self._pause = self._loop.call_later(_ACCEPT_PAUSE, self.start)
-                return
-            if not self._may_speak(client):
+                break
+            if self._may_speak(client):
+                clients.append(client)
+            else:
                 client.close()
-                continue
-            self._make_room()
-            self.serve(client)
+        return clients
 
     def listen_on(self, sock: socket.socket) -> None:
         """Accept on another socket from now on; the old one is closed."""
