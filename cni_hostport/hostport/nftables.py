@@ -62,6 +62,8 @@ class NftablesBackend:
         self._profiles = Profiles()
         self._intact: int | None = None
         """Generation of the ruleset at which the kernel held all that is wanted, nothing else."""
+        self._since = 0
+        """Transactions of ours since then: each makes the generation one larger."""
 
     @property
     def installed(self) -> bool:
@@ -151,14 +153,16 @@ class NftablesBackend:
     def _transact(
         self, changes: Mapping[str, Iterable[Element]], before: Mapping[str, tuple[Element, ...]]
     ) -> None:
-        old = self._kernel_view(changes, before)
+        old, intact = self._kernel_view(changes, before), self._intact
         self._assume(changes)
         new = self._kernel_view(changes, before)
         add, delete = difference(old, new)
         if not add and not delete:
+            self._intact = intact
             return
         if self.installed:
             self._tables.apply(add, delete)
+            self._intact, self._since = intact, self._since + 1
         elif self.in_use:
             self.repair()
         else:
@@ -186,10 +190,11 @@ class NftablesBackend:
             self.retire()
             return report
         generation = self._tables.generation()
-        if self._intact == generation:
-            return report  # nobody has changed anything since
+        if self._intact is not None and self._intact + self._since == generation:
+            self._intact, self._since = generation, 0
+            return report  # nobody else has changed anything since
         self._mend(report)
-        self._intact = None if report or self._unproven else generation
+        self._intact, self._since = None if report or self._unproven else generation, 0
         return report
 
     def _mend(self, report: Repair) -> None:

@@ -160,6 +160,24 @@ def test_what_nobody_has_touched_is_not_read_again() -> None:
     assert "dump" in world.log
 
 
+def test_our_own_changes_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, helper = both()
+    backend = helper.manager.backends["nftables"]
+    generation = 7
+    monkeypatch.setattr(type(backend._tables), "generation", lambda _: generation)  # type: ignore[attr-defined]
+    assert not backend.repair()
+    for own, others, read in ((1, 0, False), (1, 0, False), (1, 1, True), (0, 1, True)):
+        for _ in range(own):
+            helper.manager.detach(C.key)
+            helper.manager.attach(C)
+        world.log.clear()
+        generation += 2 * own + others
+        if own and generation == 9:
+            generation -= 1  # there was nothing to detach
+        assert not backend.repair()
+        assert ("dump" in world.log) is read
+
+
 def test_a_strangers_rule_or_hook_in_our_tables_does_not_stay() -> None:
     world, helper = both()
     world.rules[Family.V4].append(Rule("prerouting", 99, b"drop"))
