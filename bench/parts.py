@@ -155,6 +155,10 @@ def bursts(bench):
                 same = [("ADD", n, calls.mappings(PORT)) for n in numbers]
                 found = node.burst(plugin, same)
                 bench.figures.setdefault(f"burst/{plugin.name}/same", []).append(found)
+                if plugin is plugins.OURS:  # what so many starts of Python alone cost
+                    jobs = [(PYTHON, {"PATH": calls.PATH}, "")] * count
+                    found = node.ask("burst", jobs=jobs)
+                    bench.figures.setdefault("burst/python/ADD", []).append(found)
 
 
 def connections(bench):

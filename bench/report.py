@@ -131,6 +131,10 @@ def bursts_table(figures, peers):
                 middle = sorted(turns, key=lambda t: t["wall"])[len(turns) // 2]
                 cells += [f"{middle['wall']:.0f}", f"{middle['cpu'] + middle['helper']:.0f}"]
         same = figures.get(f"burst/{plugin.name}/same")
+        if plugin is plugins.OURS and (floor := figures.get("burst/python/ADD")):
+            middle = sorted(floor, key=lambda t: t["wall"])[len(floor) // 2]
+            rest = f"{middle['wall']:.0f} | {middle['cpu']:.0f} | – | – | – |"
+            lines.append(f"| Python that starts and does nothing | {rest}")
         if cells and same:
             winners = "–".join(map(str, sorted({100 - t["failed"] for t in same})))
             lines.append(f"| {plugin.title} | " + " | ".join([*cells, winners]) + " |")
