@@ -56,8 +56,8 @@ def python_steps(events):
         ("libpython: relocation, core of the interpreter", first["libpython"]),
         ("Python's start: encodings, io, the script itself", first["encodings"]),
         ("connected: stdin read, frame made", first["connect"]),
-        ("namespaces opened, request sent", first["descriptors"]),
-        ("waits for the answer", first["recvfrom"]),
+        ("namespaces opened, request sent, answer waited for", first["descriptors"]),
+        ("answer read", first["recvfrom"]),
         ("answer printed", first["write"]),
         ("exit", first["exit_group"]),
     ]

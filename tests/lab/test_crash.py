@@ -7,6 +7,7 @@ sysctls, hairpin flags, records and the queue.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
@@ -147,6 +148,12 @@ def random_mappings(rng: random.Random, taken: set[int]) -> tuple[Json, ...]:
     )  # fmt: skip
 
 
+def _kill_later(pid: int, delay: float) -> None:
+    time.sleep(delay)
+    with contextlib.suppress(ProcessLookupError):  # it died of an earlier fault
+        os.kill(pid, 9)
+
+
 def test_killed_at_random(lab: SourceNode) -> None:
     seed = int(os.environ.get("LAB_SEED", str(random.randrange(1 << 32))))
     print(f"seed {seed}")
@@ -162,7 +169,7 @@ def test_killed_at_random(lab: SourceNode) -> None:
             lab.fault(f"kill {rng.randint(1, 14)}")
         else:
             pid, delay = lab.pid, rng.random() * 0.004
-            late = threading.Thread(target=lambda: (time.sleep(delay), os.kill(pid, 9)))
+            late = threading.Thread(target=_kill_later, args=(pid, delay))
             late.start()
         reply = call()
         if late:
