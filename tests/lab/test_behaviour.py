@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from lab.chain import Attachment, Json, PluginError
@@ -12,6 +14,7 @@ from lab.node import NODE4, NODE6
 from lab.rivals import Rival, rivals, winners
 from lab.stage import BUNDLE, TYPE, Pod, Stage, mapping
 
+SCHEMA = Path(__file__).parents[2] / "docs/status.schema.json"
 PORT = 8080
 MAPPINGS = [mapping(PORT, 80), mapping(PORT, 80, "udp")]
 
@@ -224,6 +227,7 @@ def test_same_container_on_two_networks_and_two_interfaces(stage: Stage) -> None
 def targets(stage: Stage) -> dict[str, str]:
     """IPv4 address that each kind of mapping in ``status`` leads to; empty where to none."""
     text = stage.node.output(str(BUNDLE), "status", "--json")
+    jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))
     rows = json.loads(text)["mappings"]
     return {row["held"]: "".join(row["targets"][:1]).partition(":")[0] for row in rows}
 

@@ -1,6 +1,7 @@
 """Documents say what is true: links lead somewhere, commands and error texts exist."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -123,3 +124,12 @@ def test_no_host_of_a_real_registry():
     for path in DOCS:
         for host in re.findall(r"https?://([^/\s)\"']+)", path.read_text()):
             assert host.endswith(("example.com", "example.org", "cni.dev", "json-schema.org")), host
+
+
+def test_every_way_of_holding_is_documented() -> None:
+    schema = json.loads((ROOT / "docs/status.schema.json").read_text())
+    text = json.dumps(schema)
+    listed = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/status-json.md").read_text(), re.M))
+    (words,) = re.findall(r'"held": \{"enum": (\[.*?\])', text)
+    assert set(json.loads(words)) == {"yes", "no", "waiting", "yielded", "skipped"}
+    assert set(json.loads(words)) <= listed
