@@ -1,24 +1,22 @@
 """Addresses that are local by a route and sit on no link (``ip route add local``).
 
 Load balancers of clouds hand a node its virtual address this way. Decides which
-routes count: routes of type local to a single address that somebody other than the
-kernel made.
-Prefixes do not count: nothing could be held on each of their addresses. Must
-never cost anything for the routes of pods or of a routing daemon: the kernel is
+routes count: those of type local to a single address that somebody other than
+the kernel made. Prefixes do not: nothing could be held on each of their
+addresses. Must never cost anything for the routes of pods or of a routing daemon: the kernel is
 asked for local ones alone and a filter keeps the events of the others away.
 """
 
 from __future__ import annotations
 
-import array
 import errno
 import socket
 import struct
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from cni_hostport.host import bpf
 from cni_hostport.host.nlsocket import NetlinkSocket
 from cni_hostport.model import IPAddress
 from cni_hostport.netfilter import nlwire
@@ -29,14 +27,11 @@ GROUPS = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 _GETROUTE = 26
 _RTMSG = struct.Struct("=BBBBBBBBI")
 _LOCAL, _LOCAL_TABLE, _BY_KERNEL = 2, 255, 2
-_DST, _OIF, _MULTIPATH = 1, 4, 9
+_DST, _OIF = 1, 4
 _NO_SUCH_FAMILY = (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
 _BITS = {socket.AF_INET: 32, socket.AF_INET6: 128}
 
-# linux/filter.h: load a half word or a byte from a fixed place, jump if equal, return
-_BPF = struct.Struct("@HBBI")
-_LOAD_HALF, _LOAD_BYTE, _IF_EQUAL, _RETURN = 0x28, 0x30, 0x15, 0x06
-_ATTACH_FILTER = 26
+# in struct nlmsghdr, and in struct rtmsg behind it
 _KIND_AT, _PROTOCOL_AT, _TYPE_AT = 4, 16 + 5, 16 + 7
 
 
@@ -82,24 +77,15 @@ def dump(netlink: NetlinkSocket) -> list[LocalRoute]:
 
 def only_local(events: socket.socket) -> None:
     """Let the kernel drop events of routes that cannot count; where it will not, all come."""
-    code = array.array("B")
-    for instruction in (
-        (_LOAD_HALF, 0, 0, _KIND_AT),
-        (_IF_EQUAL, 1, 0, _in_network_order(NEWROUTE)),
-        (_IF_EQUAL, 0, 4, _in_network_order(DELROUTE)),
-        (_LOAD_BYTE, 0, 0, _TYPE_AT),
-        (_IF_EQUAL, 0, 3, _LOCAL),
-        (_LOAD_BYTE, 0, 0, _PROTOCOL_AT),
-        (_IF_EQUAL, 1, 0, _BY_KERNEL),
-        (_RETURN, 0, 0, 0xFFFFFFFF),
-        (_RETURN, 0, 0, 0),
-    ):
-        code.frombytes(_BPF.pack(*instruction))
-    program = struct.pack("@HP", len(code) // _BPF.size, code.buffer_info()[0])
-    with suppress(OSError):
-        events.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
-
-
-def _in_network_order(number: int) -> int:
-    # the filter loads in network order what stands there in the machine's
-    return int.from_bytes(number.to_bytes(2, sys.byteorder), "big")
+    program = (
+        (bpf.LOAD_HALF, 0, 0, _KIND_AT),
+        (bpf.IF_EQUAL, 1, 0, bpf.as_loaded(NEWROUTE, 2)),
+        (bpf.IF_EQUAL, 0, 4, bpf.as_loaded(DELROUTE, 2)),
+        (bpf.LOAD_BYTE, 0, 0, _TYPE_AT),
+        (bpf.IF_EQUAL, 0, 3, _LOCAL),
+        (bpf.LOAD_BYTE, 0, 0, _PROTOCOL_AT),
+        (bpf.IF_EQUAL, 1, 0, _BY_KERNEL),
+        bpf.KEEP,
+        bpf.DROP,
+    )
+    bpf.attach(events, program)

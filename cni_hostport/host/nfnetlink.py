@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from cni_hostport.host.nfsocket import NetfilterSocket
@@ -25,6 +26,7 @@ from cni_hostport.netfilter.nftrules import TABLE
 
 _READS_AT_ONCE = 64
 _DUMP_TRIES = 20
+_DUMP_PAUSE = 0.05  # seconds at most between two tries
 
 Failure = tuple[Element, nfmsg.Verb, int]
 
@@ -104,16 +106,19 @@ class Nftables:
         others change the ruleset faster than it can be read.
         """
         seen = -1
-        for _ in range(_DUMP_TRIES):
+        for turn in range(_DUMP_TRIES):
             found = nfelem.elements(
                 self._dump(lambda n: nfmsg.dump_elements(self.table, family, set_name, n))
             )
             # the kernel resizes a hash table some time after a change, and a dump
-            # meanwhile loses elements: the count must be right, or, where an older
-            # kernel does not count, two dumps must agree
-            if len(found) in (seen, self._count(family, set_name)):
+            # meanwhile loses elements: the count must be right. Two dumps that agree
+            # prove little (a resize may wait for a busy core, and both lose the same):
+            # they have to do only where an older kernel does not count
+            count = self._count(family, set_name)
+            if len(found) == (seen if count is None else count):
                 return found
             seen = len(found)
+            time.sleep(min(0.001 * 2**turn, _DUMP_PAUSE))
         raise _churn()
 
     def rules(self, family: Family) -> list[Rule]:

@@ -7,18 +7,15 @@ taken). Knows no message. Belongs to the network namespace in which it was made.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import socket
-import struct
-import sys
+
+from cni_hostport.host import bpf
 
 NETLINK_NETFILTER = 12
 _SOL_NETLINK = 270
 _ADD_MEMBERSHIP, _CAP_ACK, _EXT_ACK = 1, 10, 11
-_ATTACH_FILTER, _SNDBUFFORCE, _RCVBUFFORCE = 26, 32, 33  # Python has no names for these
-_BPF = struct.Struct("=HBBI")  # one instruction of classic BPF (linux/filter.h)
-_LOAD_WORD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_SNDBUFFORCE, _RCVBUFFORCE = 32, 33  # Python has no names for these
 _PORTID_AT = 12  # in struct nlmsghdr
 _RECV_SIZE = 65536
 _SEND_LIMIT = 32 << 20
@@ -59,19 +56,13 @@ class NetfilterSocket:
         One filter looks at the first message of a datagram: those of one transaction have one
         writer.
         """
-        # the filter loads in network order what stands there in the machine's
-        number = int.from_bytes(portid.to_bytes(4, sys.byteorder), "big")
-        code = array.array("B")
-        for instruction in (
-            (_LOAD_WORD, 0, 0, _PORTID_AT),
-            (_IF_EQUAL, 0, 1, number),
-            (_RETURN, 0, 0, 0),
-            (_RETURN, 0, 0, 0xFFFFFFFF),
-        ):
-            code.frombytes(_BPF.pack(*instruction))
-        program = struct.pack("@HP", len(code) // _BPF.size, code.buffer_info()[0])
-        with contextlib.suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+        program = (
+            (bpf.LOAD_WORD, 0, 0, _PORTID_AT),
+            (bpf.IF_EQUAL, 0, 1, bpf.as_loaded(portid, 4)),
+            bpf.DROP,
+            bpf.KEEP,
+        )
+        bpf.attach(self._sock, program)
 
     def close(self) -> None:
         """Only for the end of the process: waits about 8 ms after an nf_tables delete."""

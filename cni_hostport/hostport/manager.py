@@ -16,7 +16,6 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from cni_hostport.errors import (
     HostPortError,
@@ -91,18 +90,32 @@ class HostPortManager(Adding, Following):
             if existing is not None:
                 self.detach(attachment.key)
             return existing is not None
-        same = _Same(existing, backend, netns_cookie)
-        if same.as_wanted(attachment):
+        if _is_so(existing, attachment, backend, netns_cookie):
             return False
         node = self.follow_addresses()
         answering.check_host_ips(attachment, node, must_be_local=must_be_local)
         attachment = self._settle_conflicts(attachment)
-        if attachment.yielded and same.as_wanted(attachment):
-            return False
+        if attachment.yielded:
+            if _is_so(existing, attachment, backend, netns_cookie):
+                return False
+            log.info(
+                "%s leaves %s to another network of its container",
+                attachment.describe(),
+                ", ".join(map(str, attachment.yielded)),
+            )
+        self._put(attachment, existing, backend, netns_cookie)
+        if existing is not None:
+            self._take_up(attachment.identity.container_id)
+        return True
+
+    def _put(
+        self, attachment: Attachment, existing: Record | None, backend: str, cookie: int | None
+    ) -> None:
+        """Sockets, record, rules and flows of an attachment that nothing speaks against."""
         with ExitStack() as undo:
             held = self.holds.held(attachment.key)
             change = self._hold(attachment, undo)
-            record, seen = self._prepare(attachment, backend, netns_cookie, existing, undo)
+            record, seen = self._prepare(attachment, backend, cookie, existing, undo)
             placed = Placed(attachment, record.pod_link(), change.held)
             before = None
             if existing is not None:
@@ -114,9 +127,6 @@ class HostPortManager(Adding, Following):
         self.registry.put(record)
         self._undeleted.discard(record.key)
         change.keep()
-        if existing is not None:
-            self._take_up(attachment.identity.container_id)
-        return True
 
     def detach(self, key: str) -> bool:
         """Take an attachment away by its record; False if there is none.
@@ -135,12 +145,17 @@ class HostPortManager(Adding, Following):
         self._links.release(record)
         self.holds.release(key)
         self.registry.drop(key)
-        self._take_up(record.attachment.identity.container_id)
         self._delete_record(key)
+        self._take_up(record.attachment.identity.container_id)
         return True
 
     def _take_up(self, container_id: str = "") -> None:
-        """Have attachments map what they had left to another of their container; never raises."""
+        """Have attachments map what they had left to another of their container; never raises.
+
+        Not while a record waits to be deleted: it would come back beside theirs.
+        """
+        if self._undeleted:
+            return
         for record in self.registry.yielding(container_id):
             if self._is_gone(record):
                 continue
@@ -160,10 +175,10 @@ class HostPortManager(Adding, Following):
 
     def retry_unfinished(self) -> None:
         """What a detach could not finish: records to delete, ports for the container's others."""
-        self._take_up()
         for key in tuple(self._undeleted):
             with contextlib.suppress(IOFailure):
                 self._delete_record(key)
+        self._take_up()
 
     def check(self, attachment: Attachment) -> list[str]:
         """Names everything that is not as ADD left it; changes nothing."""
@@ -224,12 +239,6 @@ class HostPortManager(Adding, Following):
             if not self._is_gone(owner):
                 if _same_container(attachment, owner.attachment):
                     yielded.append(wanted)
-                    log.info(
-                        "%s leaves port %s to network %s",
-                        attachment.describe(),
-                        wanted,
-                        owner.attachment.identity.network,
-                    )
                     continue
                 raise PortInUse(
                     f"host port {wanted} is in use by {owner.attachment.describe()}",
@@ -255,21 +264,15 @@ def _same_container(one: Attachment, other: Attachment) -> bool:
     return one.identity.container_id == other.identity.container_id
 
 
-@dataclass(frozen=True, slots=True)
-class _Same:
-    """Whether an attachment is already as it is wanted."""
-
-    existing: Record | None
-    backend: str
-    netns_cookie: int | None
-
-    def as_wanted(self, attachment: Attachment) -> bool:
-        there = self.existing
-        return there is not None and (
-            there.attachment == attachment
-            and there.backend == self.backend
-            and there.netns_cookie == self.netns_cookie
-        )
+def _is_so(
+    existing: Record | None, attachment: Attachment, backend: str, cookie: int | None
+) -> bool:
+    """Whether what is there is already what is wanted."""
+    return existing is not None and (
+        existing.attachment == attachment
+        and existing.backend == backend
+        and existing.netns_cookie == cookie
+    )
 
 
 __all__ = ["HostPortManager", "PodLink", "PodPortMapping"]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.hostport.backend import Repair
 from cni_hostport.hostport.nftplan import node_elements
-from cni_hostport.hostport.nftstate import Snapshot, difference, is_whole, numbered, planned, same
+from cni_hostport.hostport.nftstate import Snapshot, difference, is_whole, picture, planned, same
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.profiles import Profiles
@@ -249,15 +249,7 @@ class NftablesBackend:
         if not all(self._tables.has_table(f) for f in Family):
             return None
         try:
-            return tuple(
-                (
-                    f,
-                    tuple(sorted((r.chain, n, r.expressions) for n, r in numbered(rules))),
-                    tuple(sorted((c.name, c.type, c.hook, c.priority, c.policy) for c in chains)),
-                )
-                for f in Family
-                for rules, chains in [(self._tables.rules(f), self._tables.chains(f))]
-            )
+            return tuple(picture(f, self._tables.rules(f), self._tables.chains(f)) for f in Family)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise

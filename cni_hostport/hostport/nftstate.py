@@ -13,6 +13,7 @@ from cni_hostport.hostport.nftplan import attachment_elements
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.wanted import Owners, Place, first, is_owner
+from cni_hostport.model import Family
 from cni_hostport.netfilter import nftprofiles
 from cni_hostport.netfilter.elements import Element
 from cni_hostport.netfilter.nftprofiles import Profile
@@ -25,7 +26,16 @@ def planned(changes: Mapping[str, Placed | None], node: NodeView) -> dict[str, t
     return {k: attachment_elements(p, node) if p else () for k, p in changes.items()}
 
 
-def numbered(rules: Sequence[Any]) -> list[tuple[int, Any]]:
+def picture(family: Family, rules: Sequence[Any], chains: Sequence[Any]) -> tuple[Any, ...]:
+    """One table's rules and chains in a form that can be compared."""
+    return (
+        family,
+        tuple(sorted((r.chain, n, r.expressions) for n, r in _numbered(rules))),
+        tuple(sorted((c.name, c.type, c.hook, c.priority, c.policy) for c in chains)),
+    )
+
+
+def _numbered(rules: Sequence[Any]) -> list[tuple[int, Any]]:
     """Rules with their place inside their own chain: order is meaning."""
     seen: dict[str, int] = {}
     out = []

@@ -99,15 +99,17 @@ class NftMapping:
 
 def nft_mappings(listing: str) -> list[NftMapping]:
     """Mappings in nft's JSON of portmap's table; anything else in it is passed over."""
-    if not listing:
+    try:
+        entries = json.loads(listing)["nftables"]
+    except (ValueError, KeyError, TypeError):
         return []
-    rules = (entry.get("rule") for entry in json.loads(listing)["nftables"])
+    rules = (entry.get("rule") for entry in entries)
     return [found for rule in rules if rule and (found := _nft_mapping(rule)) is not None]
 
 
 def _nft_mapping(rule: Mapping[str, Any]) -> NftMapping | None:
     protocol, port, target = "", 0, ""
-    for expression in rule["expr"]:
+    for expression in rule.get("expr", ()):
         if "dnat" in expression:
             target = _endpoint(expression["dnat"])
         elif "match" in expression:

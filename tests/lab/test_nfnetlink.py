@@ -20,7 +20,7 @@ from cni_hostport.host.nfnetlink import Nftables, NftError
 from cni_hostport.host.nfsocket import NetfilterSocket
 from cni_hostport.model import Family, Protocol
 from cni_hostport.netfilter import elements as e
-from cni_hostport.netfilter import nfmsg, nfreply, nftrules
+from cni_hostport.netfilter import nfelem, nfmsg, nfreply, nftrules
 from cni_hostport.netfilter.elements import Element
 from lab.private_net import private_net
 
@@ -257,6 +257,18 @@ def test_a_dump_of_a_missing_set_says_so(table: str) -> None:
     with pytest.raises(NftError) as caught:
         Nftables(table).dump(V4, "nowhere")
     assert caught.value.errno == errno.ENOENT
+
+
+def test_two_dumps_that_lose_the_same_are_not_believed(
+    nft: Nftables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a busy machine: the resize waited, and every other element was missing."""
+    many = [_port(p) for p in range(1, 101)]
+    nft.apply(many, [])
+    plain, losing = nfelem.elements, iter([True, True, True, False])
+    monkeypatch.setattr(nfelem, "elements", lambda data: plain(data)[:: 2 if next(losing) else 1])
+    assert sorted(nft.dump(V4, "ports")) == many
+    assert next(losing, None) is None
 
 
 @pytest.mark.parametrize("counted", [True, False])

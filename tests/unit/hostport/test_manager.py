@@ -155,6 +155,32 @@ def test_a_record_that_cannot_be_deleted_is_deleted_later() -> None:
     assert manager.detach(WEB.key) is False
 
 
+def test_ports_are_taken_up_once_the_others_record_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else a restart would find two records of one port."""
+    caplog.set_level("INFO")
+    world = World()
+    helper, manager = add(world)
+    other = pod("web", "8080:80/tcp", ips=("10.2.0.2/16",), network="second")
+    assert manager.attach(other)
+    assert not manager.attach(other)
+    manager.retry_unfinished()
+    assert caplog.text.count("to another network of its container") == 1
+    world.forever = True
+    world.fail_at = next(n for n in range(1, 40) if _log(n) == "delete record")
+    world.count = 0
+    with pytest.raises(HostPortError, match="cannot delete the record"):
+        manager.detach(WEB.key)
+    assert manager.registry.get(other.key).attachment.yielded  # type: ignore[union-attr]
+    world.calm()
+    world.forever = False
+    manager.retry_unfinished()
+    assert list(world.records) == [other.key]
+    assert not manager.registry.get(other.key).attachment.yielded  # type: ignore[union-attr]
+    assert helper.consistent() == []
+
+
 def _log(number: int) -> str:
     world = World()
     _, manager = add(world)
