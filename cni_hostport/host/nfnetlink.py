@@ -111,13 +111,15 @@ class Nftables:
                 self._dump(lambda n: nfmsg.dump_elements(self.table, family, set_name, n))
             )
             # the kernel resizes a hash table some time after a change, and a dump
-            # meanwhile loses elements: the count must be right. Two dumps that agree
-            # prove little (a resize may wait for a busy core, and both lose the same):
-            # they have to do only where an older kernel does not count
+            # meanwhile loses elements and shows others twice (8,000 different ones of
+            # 10,000, and 10,000 in all): as many keys as the set counts must be there.
+            # Two dumps that agree prove little (a resize may wait for a busy core, and
+            # both lose the same): they have to do only where an older kernel does not count
+            keys = len({element.key for element in found})
             count = self._count(family, set_name)
-            if len(found) == (seen if count is None else count):
+            if keys == len(found) == (seen if count is None else count):
                 return found
-            seen = len(found)
+            seen = keys
             time.sleep(min(0.001 * 2**turn, _DUMP_PAUSE))
         raise _churn()
 

@@ -74,13 +74,13 @@ CONDITIONS: dict[str, tuple[str, str, str]] = {
     # finding: how it is made, how it is undone, what the text must name
     "no-nft": (
         "mount --bind /dev/null /usr/sbin/nft",
-        "umount /usr/sbin/nft",
+        "umount -l /usr/sbin/nft",
         "nft is not installed",
     ),
     "no-rule-tool": (
         "for t in nft xtables-nft-multi xtables-legacy-multi; do mount --bind /dev/null "
         "/usr/sbin/$t; done",
-        "for t in nft xtables-nft-multi xtables-legacy-multi; do umount /usr/sbin/$t; done",
+        "for t in nft xtables-nft-multi xtables-legacy-multi; do umount -l /usr/sbin/$t; done",
         "neither nft nor iptables is installed",
     ),
     "wrong-flavour": (
@@ -105,7 +105,7 @@ CONDITIONS: dict[str, tuple[str, str, str]] = {
     ),
     "br-netfilter": (
         "mount -t tmpfs tmpfs /proc/sys/net/bridge",
-        "umount /proc/sys/net/bridge",
+        "umount -l /proc/sys/net/bridge",
         "not loaded",
     ),
     "route-localnet": (
@@ -240,7 +240,7 @@ def test_the_unit_and_the_labels(node: Stage) -> None:
     try:
         found = doctor(node)
     finally:
-        node.node.run("sh", "-ec", "umount /sys/fs; rm -r /run/systemd /run/fake/*")
+        node.node.run("sh", "-ec", "umount -l /sys/fs; rm -r /run/systemd /run/fake/*")
     assert "disabled" in found["unit-not-enabled"]["text"]
     assert found["unit-not-enabled"]["mend"] == "systemctl enable --now cni-hostport"
     assert "container_file_t" in found["selinux-label"]["text"]
@@ -258,7 +258,7 @@ def test_an_old_kernel(node: Stage, release: str, finding: str, words: str) -> N
     try:
         found = doctor(node)
     finally:
-        node.node.run("umount", file)
+        node.node.run("umount", "-l", file)
     assert words in found[finding]["text"]
 
 
@@ -286,7 +286,7 @@ def test_dels_that_cannot_be_done(node: Stage) -> None:
         assert node.call("DEL", node.config(pod), pod.at).status == 0
         found = doctor(node)
     finally:
-        node.node.run("umount", records)
+        node.node.run("umount", "-l", records)
     assert "1 DELs wait" in found["queue"]["text"]
     assert wait_for(lambda: "queue" not in doctor(node), 60, 1.0)
 

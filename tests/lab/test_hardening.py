@@ -172,7 +172,7 @@ def test_a_run_directory_turned_read_only(small: SourceNode) -> None:
         a(lab).key in s.values() for s in lab.elements().values()
     )
     assert lab.free({("tcp", "0.0.0.0", 20000)})
-    lab.node.run("umount", RUN_DIR)
+    lab.node.run("umount", "-l", RUN_DIR)
     assert lab.delete(a(lab)).ok
     assert audit(lab, {}, POOL) == []
     assert lab.add(a(lab), *WEB).ok
@@ -192,7 +192,7 @@ def test_a_helper_starts_on_a_read_only_directory_with_records(small: SourceNode
     lab.ended()
     lab.start(wait=False)
     time.sleep(0.5)
-    lab.node.run("umount", RUN_DIR)
+    lab.node.run("umount", "-l", RUN_DIR)
     if lab.died(0):  # it cannot listen there; the next one can
         lab.start()
     assert wait_for(lambda: lab.operate("ping", 0.5).ok, 5.0)

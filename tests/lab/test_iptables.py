@@ -460,7 +460,7 @@ def test_attachments_of_nftables_live_on_where_nft_has_gone() -> None:
         for pod in pods[1:]:
             assert stage.ask(NODE4, int(pod.at.capability_args["portMappings"][0]["hostPort"])).ok
             assert stage.call("CHECK", stage.config(pod), pod.at).status == 0
-        stage.node.run("umount", "/usr/sbin/nft")
+        stage.node.run("umount", "-l", "/usr/sbin/nft")
         for pod in (*pods[1:], late):
             stage.remove(pod)
         assert wait_for(lambda: "hostport-manager" not in stage.node.ruleset(), 45, 0.5)
@@ -478,7 +478,7 @@ def test_the_last_pod_takes_the_tables_along_where_nft_has_gone() -> None:
         stage.node.nft("delete chain ip hostport-manager guard")
         break_tool(stage, "nft")
         assert stage.call("DEL", stage.config(pod), pod.at).status == 0
-        stage.node.run("umount", "/usr/sbin/nft")
+        stage.node.run("umount", "-l", "/usr/sbin/nft")
         assert "hostport-manager" not in stage.node.ruleset()
     finally:
         stage.close()

@@ -272,6 +272,22 @@ def test_two_dumps_that_lose_the_same_are_not_believed(
 
 
 @pytest.mark.parametrize("counted", [True, False])
+def test_a_dump_with_some_twice_and_others_not_at_all_is_not_believed(
+    counted: bool, nft: Nftables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a busy machine: the number was right, a fifth was missing."""
+    many = [_port(p) for p in range(1, 101)]
+    nft.apply(many, [])
+    if not counted:
+        monkeypatch.setattr(nfreply, "set_count", lambda msg: None)
+    plain, turn = nfelem.elements, iter(range(99))
+    monkeypatch.setattr(
+        nfelem, "elements", lambda data: plain(data)[:50] * 2 if next(turn) < 3 else plain(data)
+    )
+    assert sorted(nft.dump(V4, "ports")) == many
+
+
+@pytest.mark.parametrize("counted", [True, False])
 def test_a_dump_is_of_one_instant_while_others_write(
     counted: bool, nft: Nftables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
