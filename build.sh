@@ -18,10 +18,10 @@ export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 
 PYTHON=/usr/bin/python3
 BUNDLE=dist/cni-hostport
-BUILD_PACKAGES=(python3 python3-venv binutils)
+BUILD_PACKAGES=(python3 python3-venv binutils gcc libc6-dev)
 LAB_PACKAGES=(nftables iptables iproute2 conntrack containernetworking-plugins
     socat curl busybox-static procps util-linux kmod)
-LAUNCHER_PACKAGES=(gcc musl-tools)
+LAUNCHER_PACKAGES=(musl-tools)
 TEST_PACKAGES=(unbound bind9-dnsutils openssl firewalld dbus python3-nftables)
 
 say() { printf 'build.sh: %s\n' "$*" >&2; }
@@ -69,7 +69,9 @@ digest() { sha256sum "$@" | sha256sum | cut -d ' ' -f 1; }
 environment() {
     local extras=$EXTRAS
     need "${BUILD_PACKAGES[@]}"
-    need "lib$($PYTHON -c 'import sys; print("python%d.%d" % sys.version_info[:2])')"
+    local library
+    library=lib$($PYTHON -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+    need "$library" "$library-dev"
     $PYTHON -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         stop "needs Python 3.11 or newer as $PYTHON"
     local wanted
@@ -83,6 +85,27 @@ environment() {
     [ "$(cat .venv/wanted 2>/dev/null)" = "$wanted" ] || rm -f .venv/extras
     printf '%s\n' bundle "$extras" >>.venv/extras
     printf '%s\n' "$wanted" >.venv/wanted
+}
+
+# $1: the plugin executable, shim.py and the core of Debian's own Python in one static file.
+compile_plugin() {
+    local include library libraries
+    {
+        read -r include
+        read -r library
+        read -r libraries
+    } < <($PYTHON -c 'import sysconfig
+print(sysconfig.get_path("include"))
+print("{LIBPL}/{LIBRARY}\n{LIBS} {SYSLIBS}".format_map(sysconfig.get_config_vars()))')
+    mkdir -p build/plugin
+    $PYTHON packaging/freeze.py cni_hostport/shim.py shim >build/plugin/frozen.h
+    # the linker warns of name look-ups that a static program cannot make; a plugin makes none
+    # shellcheck disable=SC2086
+    gcc -O2 -Wall -Wextra -Werror -static -no-pie -s -Ibuild/plugin "-I$include" -o "$1" \
+        packaging/plugin.c "$library" $libraries 2>build/plugin/log || {
+        cat build/plugin/log >&2
+        stop "the plugin executable could not be compiled"
+    }
 }
 
 # build/launcher: one static file of some 30 KB.
@@ -112,7 +135,7 @@ python_bundle() {
     environment "${1:-bundle}"
     local inputs
     inputs=$(
-        find cni_hostport packaging/cni-hostport.spec LICENSE .venv/wanted \
+        find cni_hostport packaging LICENSE .venv/wanted build.sh \
             -type f -not -path '*/__pycache__/*' -print0 |
             sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
     )
@@ -121,6 +144,7 @@ python_bundle() {
         mkdir -p build dist
         .venv/bin/pyinstaller --noconfirm --log-level ERROR --distpath build/dist \
             --workpath build/work packaging/cni-hostport.spec >&2
+        compile_plugin build/dist/cni-hostport/cni-hostport
         rm -rf build/old
         [ ! -e "$BUNDLE" ] || mv "$BUNDLE" build/old
         mv build/dist/cni-hostport "$BUNDLE"

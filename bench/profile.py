@@ -21,7 +21,7 @@ from pathlib import Path
 from bench import calls, plugins, report
 from bench.lab import BenchNode
 
-TRACED = "execve,openat,connect,sendmsg,recvfrom,write,exit_group"
+TRACED = "execve,getrandom,openat,connect,sendmsg,recvfrom,write,exit_group"
 LINE = re.compile(r"(?:\d+ +)?(\d+\.\d+) (\w+)\((.*)")
 
 
@@ -40,21 +40,18 @@ def trace(node, plugin, number, verb="ADD"):
 
 def python_steps(events):
     """Milliseconds of each step of the Python plugin."""
-    execs = [e[0] for e in events if e[1] == "execve"]
     first = {}
     for at, name, rest in events:
-        key = name if name != "openat" else ("libpython" if "libpython" in rest else None)
-        if name == "openat" and "base_library.zip/encodings" in rest:
-            key = "encodings"
-        if name == "openat" and "/proc/self/ns/net" in rest:
+        key = name
+        if name == "openat" and "/dev/null" in rest:
+            key = "script"
+        elif name == "openat" and "/proc/self/ns/net" in rest:
             key = "descriptors"
-        if key:
-            first.setdefault(key, at)
+        first.setdefault(key, at)
     marks = [
-        ("boot loader: finds itself, sets LD_LIBRARY_PATH, executes itself again", execs[0]),
-        ("boot loader again: reads its archive, maps libpython", execs[1]),
-        ("libpython: relocation, core of the interpreter", first["libpython"]),
-        ("Python's start: encodings, io, the script itself", first["encodings"]),
+        ("exec, start of a static program", first["execve"]),
+        ("core of the interpreter, to the script's first line", first["getrandom"]),
+        ("the script itself, to its first line of work", first["script"]),
         ("connected: stdin read, frame made", first["connect"]),
         ("namespaces opened, request sent, answer waited for", first["descriptors"]),
         ("answer read", first["recvfrom"]),

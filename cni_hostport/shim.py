@@ -4,8 +4,8 @@ Decides nothing about ports. It owns the frame that a call travels in, says how
 long each verb may take, and where no helper answers it leaves the call, stdin
 included, to the slow path (``cni_hostport.cli.call``). It must never import more
 than ``sys``, ``posix``, ``time`` and ``_socket``: the bundle's plugin executable carries
-no other module, and a call that starts more of Python costs a multiple. It must never
-send one request twice while a helper may still be at it.
+no other module and no standard streams, and a call that starts more of Python costs a
+multiple. It must never send one request twice while a helper may still be at it.
 
 Request: 16 bytes (``CHP``, protocol, kind, flags, two zero bytes, length of the environment,
 length of the body; both 32 bits, network order), the environment as NUL-separated
@@ -247,23 +247,30 @@ def finish(status: int, out: bytes, err: bytes = b"") -> "NoReturn":
 
 def open_standard_descriptors() -> None:
     """Put /dev/null where 0, 1 or 2 is closed, before a socket takes the number."""
-    if sys.stdin is None or sys.stdout is None or sys.stderr is None:
+    try:
         while (number := posix.open(b"/dev/null", posix.O_RDWR)) <= 2:
             posix.set_inheritable(number, True)
         posix.close(number)
+    except OSError:
+        pass  # a root without /dev: nothing to put there
 
 
 def program() -> list[str]:
     """The command that runs everything but the plugin call."""
-    internal = getattr(sys, "_MEIPASS", "")  # set by the bundle's boot loader: <bundle>/_internal
-    if internal:
-        return [internal.rpartition("/")[0] + "/cni-hostport-helper"]
+    if folder := bundle():
+        return [folder + "/cni-hostport-helper"]
     return [sys.executable, "-I", "-m", "cni_hostport"]
+
+
+def bundle() -> str:
+    """The bundle's folder, as its executables say; empty where Python runs from elsewhere."""
+    internal: str = getattr(sys, "_MEIPASS", "")  # the helper's, by its boot loader
+    return getattr(sys, "bundle", "") or internal.rpartition("/")[0]
 
 
 def run_program(arguments: list[str]) -> "NoReturn":
     """Become that command; the boot loader's own variables stay behind. Raises OSError."""
-    ours = (b"_PYI_", b"LD_LIBRARY_PATH") if hasattr(sys, "_MEIPASS") else (b"_PYI_",)
+    ours = (b"_PYI_", b"LD_LIBRARY_PATH") if bundle() else (b"_PYI_",)
     command = program() + arguments
     env = {key: value for key, value in posix.environ.items() if not key.startswith(ours)}
     posix.execve(command[0], command, env)
@@ -321,7 +328,10 @@ def main() -> "NoReturn":
     """Entry point of the plugin executable."""
     open_standard_descriptors()
     if len(sys.argv) > 1:
-        run_program(sys.argv[1:])
+        try:
+            run_program(sys.argv[1:])
+        except OSError as error:
+            finish(1, b"", f"cni-hostport: {program()[0]}: {error.strerror}\n".encode())
     command = posix.environ.get(b"CNI_COMMAND", b"")
     if command == b"VERSION":
         finish(0, VERSION_ANSWER)

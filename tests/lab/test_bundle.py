@@ -23,6 +23,7 @@ from tests.calls import (
 )
 
 BUNDLE = os.path.join(ROOT, "dist", "cni-hostport")
+BY_PYINSTALLER = os.path.join(ROOT, "build", "work", "cni-hostport", "cni-hostport")
 CONF = json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "cni-hostport"}).encode()
 ALONE = ("unshare", "--net")  # a helper that is started for real gets a node of its own
 GONE = 'mkdir "$0/gone" && cd "$0/gone" && rmdir "$0/gone" && exec "$@"'
@@ -34,9 +35,9 @@ def run_dir():
         yield path
 
 
-@pytest.fixture(scope="module", params=FRONTS)
+@pytest.fixture(scope="module", params=[*FRONTS, "pyinstaller"])
 def folder(request, tmp_path_factory):
-    """A copy at a path with a space and other letters; with and without the launcher."""
+    """A copy at a path with a space and other letters; with every plugin executable there is."""
     if request.param == "launcher" and not os.path.exists(LAUNCHER):
         pytest.skip("no build/launcher: ./build.sh test compiles it")
     copy = str(tmp_path_factory.mktemp("elsewhere") / "an öther place")
@@ -45,6 +46,8 @@ def folder(request, tmp_path_factory):
         os.replace(f"{copy}/cni-hostport-python", f"{copy}/cni-hostport")
     if request.param == "launcher":
         put_launcher_in(copy)
+    if request.param == "pyinstaller":
+        shutil.copy(BY_PYINSTALLER, f"{copy}/cni-hostport")
     return copy
 
 
@@ -144,6 +147,9 @@ def test_without_the_second_executable_it_still_answers(folder, run_dir, tmp_pat
     half = (str(tmp_path / "half" / "cni-hostport"),)
     assert call(run_dir, "ADD", CONF, argv=half).json["code"] == 11
     assert call(run_dir, "DEL", CONF, argv=half).status == 0
+    done = subprocess.run([*half, "status"], env={}, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode().endswith("/half/cni-hostport-helper: No such file or directory\n")
 
 
 def test_a_launcher_alone_still_answers(run_dir, tmp_path):
@@ -237,8 +243,24 @@ def test_what_the_bundle_holds():
     assert len(os.listdir(start_up)) < 15
     with open(os.path.join(internal, "LICENSES.txt")) as file:
         text = file.read()
-    for package in ("pydantic ", "pydantic_core ", "pyroute2 ", "prometheus_client ", "Python"):
+    packages = ("pydantic ", "pydantic_core ", "pyroute2 ", "prometheus_client ", "Python", "glibc")
+    for package in packages:
         assert f"\n{package}" in text
+
+
+def test_the_plugin_executable_needs_nothing_beside_it(tmp_path):
+    """Not even a C library; nor does it know where it was built."""
+    plugin = shutil.copy(_plugin_of(BUNDLE), tmp_path / "plugin")
+    argv = (shutil.which("chroot"), str(tmp_path), "/plugin")
+    done = subprocess.run(argv, env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True)
+    assert json.loads(done.stdout)["cniVersion"] == "1.1.0"
+    assert ROOT.encode() not in plugin.read_bytes()
+
+
+def _plugin_of(folder):
+    """The Python plugin, also where the launcher stands in front of it."""
+    behind = os.path.join(folder, "cni-hostport-python")
+    return behind if os.path.exists(behind) else os.path.join(folder, "cni-hostport")
 
 
 def _say(shell):
