@@ -3,8 +3,9 @@
 Decides when a request is whole, too large or too slow. Knows nothing of CNI.
 A client that says nothing costs a descriptor for some seconds and no more.
 
-Until its request is whole a connection is the event loop's; from then on it belongs to
-whoever answers, in whatever thread, and the loop is not woken for it again.
+Until its request is whole a connection is whoever's reads it: the worker's while it comes
+at once, the event loop's where it is watched. From then on it belongs to whoever answers,
+in whatever thread, and the loop is not woken for it again.
 """
 
 from __future__ import annotations
@@ -62,12 +63,43 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         sock.setblocking(False)
 
-    def start(self) -> None:
-        """Collect the request; what is there already is read at once. Loop thread only."""
-        self._readable()
-        if self._open and not self._whole:
+    def fileno(self) -> int:
+        """Descriptor of the socket, -1 once it is closed."""
+        return self._sock.fileno()
+
+    def receive(self) -> Request | None:
+        """Read what is there; the request if that makes it whole. Never waits."""
+        try:
+            data = self._receive()
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up()
+            return None
+        self._data += data
+        try:
+            return self._parse()
+        except shim.ForeignProtocol:
+            self._hang_up()
+            return None
+
+    def watch(self) -> None:
+        """Wait for the rest of the request, for a time. Loop thread only."""
+        if self._open and not self._whole and self._timer is None:
             self._loop.add_reader(self._sock.fileno(), self._readable)
             self._timer = self._loop.call_later(PATIENCE, self.close)
+
+    @property
+    def open(self) -> bool:
+        """Whether its socket is."""
+        return self._open
+
+    @property
+    def watched(self) -> bool:
+        """Whether it is the loop's, which waits for it."""
+        return self._timer is not None
 
     @property
     def waiting(self) -> bool:
@@ -155,21 +187,17 @@ class Connection:
         if not self._unsent:
             self.close()
 
+    def _hang_up(self) -> None:
+        if self.watched:
+            self.close()
+        else:
+            self._let_go()
+
     def _readable(self) -> None:
-        try:
-            data = self._receive()
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.close()
-            return
-        self._data += data
-        try:
-            self._parse()
-        except shim.ForeignProtocol:
-            self.close()
+        request = self.receive()
+        if request is not None:
+            self._stop_reading()
+            self._ready(self, request)
 
     def _receive(self) -> bytes:
         room = socket.CMSG_SPACE(_MAX_FDS * 4)
@@ -183,24 +211,23 @@ class Connection:
             self._close_descriptors()
         return data
 
-    def _parse(self) -> None:
+    def _parse(self) -> Request | None:
         if len(self._data) < shim.HEADER_SIZE:
-            return
+            return None
         header = bytes(self._data[: shim.HEADER_SIZE])
         protocol, kind, flags, env_size, body_size = shim.parse_request_header(header)
         if env_size > MAX_ENV or body_size > shim.MAX_STDIN + 1:
             raise shim.ForeignProtocol("request too large")
         end = shim.HEADER_SIZE + env_size + body_size
         if len(self._data) < end:
-            return
+            return None
         self._protocol, self._whole = protocol, True
-        self._stop_reading()
         middle = shim.HEADER_SIZE + env_size
         env = shim.parse_env(bytes(self._data[shim.HEADER_SIZE : middle]))
         body = bytes(self._data[middle:end])
         self._data.clear()
         own, pod = self._take_descriptors(flags)
-        self._ready(self, Request(kind, env, body, own, pod))
+        return Request(kind, env, body, own, pod)
 
     def _take_descriptors(self, flags: int) -> tuple[int, int]:
         fds, self._fds = self._fds, []

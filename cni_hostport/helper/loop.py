@@ -19,6 +19,7 @@ from cni_hostport.helper.parts import Helper
 from cni_hostport.helper.reconcile import INTERVAL, SETTLE
 from cni_hostport.helper.rundir import RunDir
 from cni_hostport.helper.server import Server
+from cni_hostport.host import commands
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Loop:
             loop.add_signal_handler(number, self._ended.set)
         loop.add_reader(helper.events.fileno(), self._netfilter_event)
         loop.add_reader(helper.machine.events.fileno(), self._address_event)
+        commands.before_run = self._server.relieve_soon
         helper.worker.start()
         self._server.start()
         for client in clients:
@@ -167,6 +169,7 @@ class Loop:
         """One timer for all that is looked at often: each wake-up of an idle helper costs."""
         self._loop.call_later(nodecachewatch.INTERVAL, self._tick)
         self._node_cache.look()
+        self._server.relieve_if_late()
         self._ticks += 1
         if self._ticks % TICKS_A_LOOK == 0:
             self._watch_queue()

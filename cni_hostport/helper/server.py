@@ -2,7 +2,8 @@
 
 Reads (STATUS, status, metrics) are answered on the event loop and never wait
 for the worker; everything that changes state goes to the worker in order of
-arrival.
+arrival. The worker accepts clients itself (``intake.py``); the loop relieves it
+while it is busy with something that takes longer than a call.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from cni_hostport.errors import HostPortError, NotAvailable
 from cni_hostport.helper.answer import Answer, failure
 from cni_hostport.helper.connection import Connection, Request, close_descriptors
 from cni_hostport.helper.core import CallRequest, Core
-from cni_hostport.helper.worker import Worker
+from cni_hostport.helper.intake import Intake
+from cni_hostport.helper.worker import Job, Worker
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,9 @@ _SO_PEERCRED = struct.Struct("=iII")
 
 Operation = Callable[[Mapping[str, object]], Answer]
 Handover = Callable[[socket.socket, list[socket.socket]], None]
+
+BUSY = 0.02
+"""Seconds of one piece of work after which the loop accepts in the worker's place."""
 
 HANDOVER_PATIENCE = 2.0
 """Seconds that clients in the middle of a request have before a hand-over goes on."""
@@ -81,17 +86,53 @@ class Server:
         self._clients: dict[Connection, None] = {}
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
+        self._accepting = False
+        self._relieved = False
+        self._intake = Intake(
+            worker, self._taken_in, self._job, self._watch_soon, self._stand_back_soon
+        )
+        worker.idle = self._intake.wait
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Begin to accept. Loop thread only, as are stop, relieve and listen_on."""
+        self._pause = None
+        self._accepting = True
         self._sock.setblocking(False)
-        self._loop.add_reader(self._sock.fileno(), self._accept)
+        self._intake.open(self._sock)
 
     def stop(self) -> None:
         """Accept no more; those connected are still answered."""
         if self._pause is not None:
             self._pause.cancel()
-        self._loop.remove_reader(self._sock.fileno())
+        self._accepting = False
+        self._intake.close(self._sock)
+        self._stand_back()
+
+    def relieve(self) -> None:
+        """Accept in the place of the worker, which is at something longer, until it is back."""
+        if self._accepting and not self._relieved:
+            self._relieved = True
+            self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    def relieve_soon(self) -> None:
+        """The same from any thread."""
+        if not self._relieved:
+            self._loop.call_soon_threadsafe(self.relieve)
+
+    def relieve_if_late(self) -> None:
+        """The same where the worker has been at it for a while and did not say so before."""
+        if self._worker.busy_for() > BUSY:
+            self.relieve()
+
+    def _stand_back(self) -> None:
+        if self._relieved:
+            self._relieved = False
+            self._loop.remove_reader(self._sock.fileno())
+
+    def _stand_back_soon(self) -> None:
+        """Worker: it has nothing to do."""
+        if self._relieved:
+            self._loop.call_soon_threadsafe(self._stand_back)
 
     def _accept(self) -> None:
         # all of them first: once a request is the worker's, this thread had better be asleep,
@@ -99,6 +140,27 @@ class Server:
         for client in self._accepted():
             self._make_room()
             self.serve(client)
+
+    def _taken_in(self) -> list[Connection]:
+        """Worker: its own new clients."""
+        return [self._connect(client) for client in self._accepted()]
+
+    def _watch_soon(self, connection: Connection) -> None:
+        """Worker: the loop waits for somebody who is slow, in the place of the oldest such."""
+
+        def watch() -> None:
+            self._make_room()
+            connection.watch()
+
+        self._loop.call_soon_threadsafe(watch)
+
+    def _job(self, connection: Connection, request: Request) -> Job | None:
+        """Worker: what it does itself; everything else is the loop's."""
+        if request.kind == shim.KIND_CALL and request.env.get(b"CNI_COMMAND") != b"STATUS":
+            arrived = time.monotonic()
+            return lambda: self._call(connection, request, arrived)
+        self._loop.call_soon_threadsafe(self._received, connection, request)
+        return None
 
     def _accepted(self) -> list[socket.socket]:
         """Who waits to be accepted, at most 64 of them, without those who may not speak."""
@@ -111,14 +173,19 @@ class Server:
             except OSError as error:
                 # no descriptor left: those who wait stay in the backlog for a moment
                 log.warning("cannot accept: %s", error)
-                self.stop()
-                self._pause = self._loop.call_later(_ACCEPT_PAUSE, self.start)
+                self._intake.close(self._sock)
+                self._loop.call_soon_threadsafe(self._rest)
                 break
             if self._may_speak(client):
                 clients.append(client)
             else:
                 client.close()
         return clients
+
+    def _rest(self) -> None:
+        if self._accepting:
+            self.stop()
+            self._pause = self._loop.call_later(_ACCEPT_PAUSE, self.start)
 
     def listen_on(self, sock: socket.socket) -> None:
         """Accept on another socket from now on; the old one is closed."""
@@ -128,10 +195,18 @@ class Server:
         self.start()
 
     def serve(self, client: socket.socket) -> None:
-        """Serve one connected client."""
+        """Serve one connected client. Loop thread only."""
+        connection = self._connect(client)
+        request = connection.receive()
+        if request is None:
+            connection.watch()
+        else:
+            self._received(connection, request)
+
+    def _connect(self, client: socket.socket) -> Connection:
         connection = Connection(client, self._loop, self._received, self._forget)
-        self._clients[connection] = None  # first: it may be answered and gone before start returns
-        connection.start()
+        self._clients[connection] = None
+        return connection
 
     def _may_speak(self, client: socket.socket) -> bool:
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _SO_PEERCRED.size)
@@ -143,7 +218,7 @@ class Server:
     def _make_room(self) -> None:
         """Let go of the oldest client that has not even asked, never of one that waits."""
         if len(self._clients) >= MAX_CLIENTS:
-            silent = next((c for c in list(self._clients) if c.waiting), None)
+            silent = next((c for c in list(self._clients) if c.waiting and c.watched), None)
             if silent is not None:
                 silent.close()
 
@@ -227,8 +302,13 @@ class Server:
         channel = connection.detach()
         channel.setblocking(True)
         self.stop()
-        deadline = self._loop.time() + HANDOVER_PATIENCE
-        self._continue_handover(channel, deadline)
+
+        def release() -> None:
+            self._intake.release()
+            deadline = self._loop.time() + HANDOVER_PATIENCE
+            self._loop.call_soon_threadsafe(self._continue_handover, channel, deadline)
+
+        self._worker.submit(release)
 
     def _continue_handover(self, channel: socket.socket, deadline: float) -> None:
         busy = any(not c.silent for c in list(self._clients))

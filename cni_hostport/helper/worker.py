@@ -1,43 +1,100 @@
 """The one thread that changes state: jobs in order of arrival.
 
 This is the helper's lock. Whatever changes sockets, rules or records is a job
-here; reads never wait for it.
+here; reads never wait for it. Decides nothing about a job, and never ends for
+one that fails.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
-import queue
+import os
+import select
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
 log = logging.getLogger(__name__)
+
+Job = Callable[[], None]
 
 
 class Worker:
     """A queue and its thread."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Readable while something was submitted to a worker that had nothing to do."""
+        self.idle: Callable[[], Iterable[Job]] = self._wait
+        """What the thread does while the queue is empty: ends when the bell rings, returns jobs."""
+        self._jobs: collections.deque[Job | None] = collections.deque()
+        self._idling = False
+        self._busy_since = 0.0
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
 
     def start(self) -> None:
         """Begin to work."""
         self._thread.start()
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Job) -> None:
         """Do this after everything submitted before. Any thread."""
-        self._jobs.put(job)
+        self._put(job)
 
     def stop(self, patience: float) -> bool:
         """Finish what is queued and end; False if that takes over ``patience`` seconds."""
-        self._jobs.put(None)
+        self._put(None)
         self._thread.join(patience)
         return not self._thread.is_alive()
 
+    def busy_for(self) -> float:
+        """Seconds since it last had nothing to do. Any thread."""
+        since = self._busy_since
+        return time.monotonic() - since if since else 0.0
+
+    def quiet(self) -> None:
+        """Take what made the bell ring; whoever waits for it does."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
+
+    def _put(self, job: Job | None) -> None:
+        self._jobs.append(job)
+        if self._idling:
+            os.eventfd_write(self.bell, 1)
+
+    def _wait(self) -> tuple[Job, ...]:
+        select.select([self.bell], [], [])
+        self.quiet()
+        return ()
+
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            while self._jobs:
+                job = self._jobs.popleft()
+                if job is None:
+                    return
+                _do(job)
+            self._idling, self._busy_since = True, 0.0
+            if self._jobs:  # it came between the look and the word
+                self._begin()
+                continue
             try:
-                job()
+                found = self.idle()
             except Exception:
-                log.exception("job failed")
+                log.exception("cannot wait for calls")
+                time.sleep(0.1)  # no loop that fills the log
+                found = ()
+            self._begin()
+            for job in found:
+                _do(job)
+
+    def _begin(self) -> None:
+        self._idling, self._busy_since = False, time.monotonic()
+
+
+def _do(job: Job) -> None:
+    try:
+        job()
+    except Exception:
+        log.exception("job failed")

@@ -33,6 +33,14 @@ _LAST_WORDS = 1.0
 _SHOWN = 2000
 
 
+def _nobody_waits() -> None:
+    return None
+
+
+before_run = _nobody_waits
+"""Called before a tool is run, by the thread that then waits for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompletedCommand:
     """A tool that ended: ``rc`` as a shell shows it (128 + signal when killed)."""
@@ -133,6 +141,7 @@ def run(
     if program is None:
         raise CommandMissing(argv, f"{argv[0]} is not installed on this node")
     data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
+    before_run()
     try:
         process = subprocess.Popen(
             [program, *argv[1:]],

@@ -28,7 +28,7 @@ class Talk:
         self.closed = 0
         loop = asyncio.get_running_loop()
         self.connection = Connection(served, loop, self._ready, self._closed)
-        self.connection.start()
+        self.connection.watch()
 
     def _ready(self, connection: Connection, request: Request) -> None:
         self.requests.append(request)

@@ -66,7 +66,7 @@ async def feed(chunks: list[bytes]) -> list[Request]:
         connection.answer(Answer(0, b"out"))
 
     connection = Connection(served, loop, ready, lambda _: None)
-    connection.start()
+    connection.watch()
     for chunk in chunks:
         try:
             client.send(chunk)

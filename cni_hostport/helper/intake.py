@@ -1,0 +1,107 @@
+"""The short way of a call: accepted, read and served on the worker's own thread.
+
+While the worker has nothing else to do it waits here, so that a call wakes one thread
+once and is handed to nobody: two threads of Python hold each other up at every system
+call. Decides what the worker may take itself (CNI calls that change or compare state);
+everything else, and whoever is slow to ask, is the event loop's. Must never keep the
+worker waiting for a client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+from cni_hostport.helper.connection import Connection, Request
+from cni_hostport.helper.worker import Job, Worker
+
+PATIENCE = 0.02
+"""Seconds a client has to send its request before the event loop waits for it instead."""
+
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT
+
+Accept = Callable[[], Iterable[Connection]]
+Serve = Callable[[Connection, Request], Job | None]
+
+
+class Intake:
+    """What the worker waits for. ``wait`` and ``release`` are the worker's; the rest any thread's.
+
+    ``accept`` gives the clients that wait; ``serve`` makes a whole request a job, or gives
+    it to the loop (None); ``slow`` takes whoever has not asked yet; ``ready`` is called
+    whenever the worker has nothing to do.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        accept: Accept,
+        serve: Serve,
+        slow: Callable[[Connection], None],
+        ready: Callable[[], None],
+    ) -> None:
+        self._worker = worker
+        self._accept, self._serve, self._slow, self._ready = accept, serve, slow, ready
+        self._coming: dict[int, tuple[Connection, float]] = {}
+        self._poll = select.epoll()
+        self._poll.register(worker.bell, select.EPOLLIN)
+
+    def open(self, sock: socket.socket) -> None:
+        """Clients of that listening socket are the worker's from now on."""
+        with contextlib.suppress(FileExistsError):
+            self._poll.register(sock, select.EPOLLIN)
+
+    def close(self, sock: socket.socket) -> None:
+        """They are no longer."""
+        with contextlib.suppress(OSError, ValueError):
+            self._poll.unregister(sock)
+
+    def release(self) -> None:
+        """Give everybody who has not asked yet to the loop."""
+        self._give_up_on(time.monotonic() + 2 * PATIENCE)
+
+    def wait(self) -> list[Job]:
+        """Wait for calls or for the bell; what is to be done now."""
+        self._ready()
+        jobs: list[Job] = []
+        for descriptor, _ in self._poll.poll(PATIENCE if self._coming else None):
+            if descriptor == self._worker.bell:
+                self._worker.quiet()
+            elif descriptor in self._coming:
+                connection, until = self._coming.pop(descriptor)
+                self._read(connection, until, jobs, self._poll.modify)
+            else:
+                until = time.monotonic() + PATIENCE
+                for connection in self._accept():
+                    self._read(connection, until, jobs, self._poll.register)
+        if self._coming:
+            self._give_up_on(time.monotonic())
+        return jobs
+
+    def _read(
+        self,
+        connection: Connection,
+        until: float,
+        jobs: list[Job],
+        watch: Callable[[int, int], None],
+    ) -> None:
+        request = connection.receive()
+        if request is not None:
+            job = self._serve(connection, request)
+            if job is not None:
+                jobs.append(job)
+        elif connection.open:
+            # once: from then on it is answered, and must not wake us when its client leaves
+            watch(connection.fileno(), _ONCE)
+            self._coming[connection.fileno()] = connection, until
+
+    def _give_up_on(self, now: float) -> None:
+        late = [fd for fd, (_, until) in self._coming.items() if until <= now]
+        for descriptor in late:
+            connection, _ = self._coming.pop(descriptor)
+            with contextlib.suppress(OSError):
+                self._poll.unregister(descriptor)
+            self._slow(connection)
