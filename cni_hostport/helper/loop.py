@@ -84,9 +84,9 @@ class Loop:
         os._exit(0)
 
     def _resume(self, clients: list[socket.socket]) -> None:
-        self._server.start()
+        self._server.reception.start()
         for client in clients:
-            self._server.serve(client)
+            self._server.reception.serve(client)
 
     async def run(self, clients: Iterable[socket.socket] = ()) -> None:
         """Serve until a signal says to end."""
@@ -95,17 +95,17 @@ class Loop:
             loop.add_signal_handler(number, self._ended.set)
         loop.add_reader(helper.events.fileno(), self._netfilter_event)
         loop.add_reader(helper.machine.events.fileno(), self._address_event)
-        commands.before_run = self._server.relieve_soon
+        commands.before_run = self._server.reception.relieve_soon
         helper.worker.start()
-        self._server.start()
+        self._server.reception.start()
         for client in clients:
-            self._server.serve(client)
+            self._server.reception.serve(client)
         self._every_interval()
         self._tick()
         helper.store_of_fds.notify(f"READY=1\nMAINPID={os.getpid()}")
         await self._ended.wait()
         log.info("ending: rules stay, sockets close")
-        self._server.stop()
+        self._server.reception.stop()
         helper.worker.stop(5.0)
 
     def _problem(self, backend: str) -> str:
@@ -169,7 +169,7 @@ class Loop:
         """One timer for all that is looked at often: each wake-up of an idle helper costs."""
         self._loop.call_later(nodecachewatch.INTERVAL, self._tick)
         self._node_cache.look()
-        self._server.relieve_if_late()
+        self._server.reception.relieve_if_late()
         self._ticks += 1
         if self._ticks % TICKS_A_LOOK == 0:
             self._watch_queue()
@@ -207,7 +207,7 @@ class Loop:
             self._loop.call_soon_threadsafe(self._listen_on, sock)
 
     def _listen_on(self, sock: socket.socket) -> None:
-        self._server.listen_on(sock)
+        self._server.reception.listen_on(sock)
         self._sock = sock
 
 

@@ -24,8 +24,8 @@ from cni_hostport.helper.fdstore import inherited
 from cni_hostport.helper.loop import Loop
 from cni_hostport.helper.operations import pages
 from cni_hostport.helper.parts import Helper
+from cni_hostport.helper.reception import listen
 from cni_hostport.helper.rundir import RunDir, sign, take_guard, take_lock
-from cni_hostport.helper.server import listen
 from cni_hostport.helper.web import Web
 from cni_hostport.host import startup
 

@@ -16,7 +16,7 @@ import socket
 from pathlib import Path
 
 from cni_hostport.errors import HostPortError
-from cni_hostport.helper.server import listen
+from cni_hostport.helper.reception import listen
 from cni_hostport.host.records import RecordStore
 from cni_hostport.host.startup import open_run_dir
 from cni_hostport.hostport.registry import Registry
