@@ -98,12 +98,12 @@ class Cluster:
 
     def _build(self) -> None:
         for name in (self.node, self.pod, self.backend):
-            sh(f"ip netns add {name}; ip -n {name} link set lo up")
+            sh(f"ip netns add {name} && ip -n {name} link set lo up")
         for name, net in ((self.pod, 1), (self.backend, 2)):
             six = f"fd00:244:{net}"
             sh(f"ip -n {self.node} link add v{net} type veth peer name eth0 netns {name}")
             sh(
-                f"ip -n {self.node} addr add 10.244.{net}.1/24 dev v{net};"
+                f"set -e; ip -n {self.node} addr add 10.244.{net}.1/24 dev v{net};"
                 f"ip -n {self.node} addr add {six}::1/64 dev v{net} nodad;"
                 f"ip -n {self.node} link set v{net} up; ip -n {name} link set eth0 up;"
                 f"ip -n {name} addr add 10.244.{net}.2/24 dev eth0;"
@@ -123,8 +123,24 @@ class Cluster:
                 )
         for address in (BACKEND, BACKEND6):
             self.dnsd(address)
-        until(self.by_cluster)
-        until(lambda: self.by_cluster(SERVICE6))
+        try:
+            until(self.by_cluster, 30)
+            until(lambda: self.by_cluster(SERVICE6), 30)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self._state()}") from None
+
+    def _state(self) -> str:
+        """What there is of the cluster, for a failure's message."""
+        ended = [process.poll() for process in self.processes]
+        parts = [f"servers (None: runs) {ended}"]
+        for name in (self.node, self.pod, self.backend):
+            parts += [
+                f"{name}: {sh(f'ip -n {name} {what}', check=False)}"
+                for what in ("-br addr", "route", "neigh")
+            ]
+        parts.append(self.on_node("iptables-save -t nat -c", check=False))
+        parts.append(sh(f"ip netns exec {self.backend} ss -nlup", check=False))
+        return "\n".join(parts)
 
     def dnsd(self, address: str, port: int = 53) -> subprocess.Popen[bytes]:
         return self.spawn(

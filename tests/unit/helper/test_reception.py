@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import threading
@@ -99,8 +100,10 @@ def scene(folder: Path, play: Callable[[Desk], Awaitable[None]]) -> None:
         finally:
             desk.reception.stop()
             assert desk.worker.stop(10)
+            os.close(desk.worker.bell)
 
     asyncio.run(main())
+    gc.collect()  # other tests count descriptors
 
 
 def test_a_call_wakes_the_worker_alone(tmp_path: Path) -> None:

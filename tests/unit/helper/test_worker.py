@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ def worker() -> Iterator[Worker]:
     made = Worker()
     made.start()
     yield made
-    made.stop(5)
+    assert made.stop(5)
+    os.close(made.bell)
 
 
 def done(worker: Worker) -> None:
