@@ -76,13 +76,13 @@ class Connection:
         except OSError:
             data = b""
         if not data:
-            self._hang_up()
+            self.hang_up()
             return None
         self._data += data
         try:
             return self._parse()
         except shim.ForeignProtocol:
-            self._hang_up()
+            self.hang_up()
             return None
 
     def watch(self) -> None:
@@ -187,7 +187,8 @@ class Connection:
         if not self._unsent:
             self.close()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Let go of it; whoever has it at the time."""
         if self.watched:
             self.close()
         else:

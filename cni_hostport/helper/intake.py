@@ -10,6 +10,7 @@ worker waiting for a client.
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import time
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterable
 
 from cni_hostport.helper.connection import Connection, Request
 from cni_hostport.helper.worker import Job, Worker
+
+log = logging.getLogger(__name__)
 
 PATIENCE = 0.02
 """Seconds a client has to send its request before the event loop waits for it instead."""
@@ -29,6 +32,8 @@ Serve = Callable[[Connection, Request], Job | None]
 
 class Intake:
     """What the worker waits for. ``wait`` and ``release`` are the worker's; the rest any thread's.
+
+    Whoever is waited for here when the worker turns to something longer is taken by the loop.
 
     ``accept`` gives the clients that wait; ``serve`` makes a whole request a job, or gives
     it to the loop (None); ``slow`` takes whoever has not asked yet; ``ready`` is called
@@ -67,16 +72,18 @@ class Intake:
         """Wait for calls or for the bell; what is to be done now."""
         self._ready()
         jobs: list[Job] = []
+        newcomers = False
         for descriptor, _ in self._poll.poll(PATIENCE if self._coming else None):
             if descriptor == self._worker.bell:
                 self._worker.quiet()
-            elif descriptor in self._coming:
-                connection, until = self._coming.pop(descriptor)
-                self._read(connection, until, jobs, self._poll.modify)
+            elif (entry := self._coming.pop(descriptor, None)) is not None:
+                self._read(*entry, jobs, self._poll.modify)
             else:
-                until = time.monotonic() + PATIENCE
-                for connection in self._accept():
-                    self._read(connection, until, jobs, self._poll.register)
+                newcomers = True
+        if newcomers:  # after those who were here before
+            until = time.monotonic() + PATIENCE
+            for connection in self._accept():
+                self._read(connection, until, jobs, self._poll.register)
         if self._coming:
             self._give_up_on(time.monotonic())
         return jobs
@@ -88,20 +95,30 @@ class Intake:
         jobs: list[Job],
         watch: Callable[[int, int], None],
     ) -> None:
-        request = connection.receive()
-        if request is not None:
-            job = self._serve(connection, request)
-            if job is not None:
-                jobs.append(job)
-        elif connection.open:
-            # once: from then on it is answered, and must not wake us when its client leaves
-            watch(connection.fileno(), _ONCE)
-            self._coming[connection.fileno()] = connection, until
+        try:
+            request = connection.receive()
+            if request is not None:
+                job = self._serve(connection, request)
+                if job is not None:
+                    jobs.append(job)
+            elif connection.open:
+                # once: from then on it is answered, and must not wake us when its client leaves
+                watch(connection.fileno(), _ONCE)
+                self._coming[connection.fileno()] = connection, until
+        except Exception:
+            log.exception("a client is let go")
+            connection.hang_up()
 
     def _give_up_on(self, now: float) -> None:
-        late = [fd for fd, (_, until) in self._coming.items() if until <= now]
-        for descriptor in late:
-            connection, _ = self._coming.pop(descriptor)
-            with contextlib.suppress(OSError):
-                self._poll.unregister(descriptor)
+        for connection in self.take(now):
             self._slow(connection)
+
+    def take(self, now: float) -> list[Connection]:
+        """Those whose time is over by then, watched here no more. Any thread: who pops has it."""
+        taken = []
+        for descriptor, (_, until) in list(self._coming.items()):
+            if until <= now and (entry := self._coming.pop(descriptor, None)) is not None:
+                with contextlib.suppress(OSError):
+                    self._poll.unregister(descriptor)
+                taken.append(entry[0])
+        return taken

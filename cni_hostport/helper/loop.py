@@ -27,6 +27,10 @@ TICKS_A_LOOK = 2
 """Ticks from one look at the queue folder to the next: an entry is noticed within a second."""
 
 
+MANY = 100
+"""Attachments from which on a look at everything may take the worker a while."""
+
+
 QUEUE_RETRY = 5.0
 """Seconds until queued DELs that failed are tried again."""
 
@@ -50,7 +54,7 @@ class Loop:
         self._iptables_due = False
         self._queue_again = 0.0
         self._holds_again = 0.0
-        self._ticks = -1
+        self._ticks = TICKS_A_LOOK
         self._sock = sock
         self._home = home
         self._node_cache = nodecachewatch.NodeCacheWatch(helper.run_dir)
@@ -159,6 +163,8 @@ class Loop:
             if self._helper.reconciler.look(why, culprit):
                 self._loop.call_soon_threadsafe(self._look, why, culprit)
 
+        if len(self._helper.manager.registry) > MANY:
+            self._server.reception.relieve()
         self._helper.worker.submit(job)
 
     def _every_interval(self) -> None:
@@ -167,11 +173,12 @@ class Loop:
 
     def _tick(self) -> None:
         """One timer for all that is looked at often: each wake-up of an idle helper costs."""
-        self._loop.call_later(nodecachewatch.INTERVAL, self._tick)
-        self._node_cache.look()
+        ticks = 1 if self._node_cache.look() else TICKS_A_LOOK
+        self._loop.call_later(ticks * nodecachewatch.INTERVAL, self._tick)
         self._server.reception.relieve_if_late()
-        self._ticks += 1
-        if self._ticks % TICKS_A_LOOK == 0:
+        self._ticks += ticks
+        if self._ticks >= TICKS_A_LOOK:
+            self._ticks = 0
             self._watch_queue()
 
     def _watch_queue(self) -> None:
@@ -204,11 +211,8 @@ class Loop:
     def _mend_home(self) -> None:
         """Worker: listen where callers look for us again."""
         if not self._home.intact() and (sock := self._home.mend()) is not None:
-            self._loop.call_soon_threadsafe(self._listen_on, sock)
-
-    def _listen_on(self, sock: socket.socket) -> None:
-        self._server.reception.listen_on(sock)
-        self._sock = sock
+            self._sock = sock  # what a hand-over that comes next has to give
+            self._loop.call_soon_threadsafe(self._server.reception.listen_on, sock)
 
 
 def _ignore(_: object) -> None:

@@ -18,28 +18,31 @@ from cni_hostport.helper.nodecachestate import node_cache
 
 log = logging.getLogger(__name__)
 INTERVAL = 0.25
+"""Seconds from one look to the next while an agent's file is there."""
 
 
 class NodeCacheWatch:
-    """Call ``look`` every ``INTERVAL`` seconds; it returns at once."""
+    """Call ``look`` every ``INTERVAL`` seconds; half as often will do where there is no agent."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._thread: threading.Thread | None = None
         self._ready = False
 
-    def look(self) -> None:
-        """Clear up if it is needed and nobody is at it."""
+    def look(self) -> bool:
+        """Clear up if it is needed and nobody is at it; whether there is an agent's file at all."""
         if self._thread is not None and self._thread.is_alive():
-            return
+            return True
         state = node_cache(self._run_dir)
-        if state is None or not state["rules"]:
-            return
-        if state["agent"]:
-            # Here already, so that nothing has to be read when it counts.
-            self._ready = self._ready or self._in_thread(_orphan)
-        else:
-            self._in_thread(self._clear)
+        if state is None:
+            return False
+        if state["rules"]:
+            if state["agent"]:
+                # Here already, so that nothing has to be read when it counts.
+                self._ready = self._ready or self._in_thread(_orphan)
+            else:
+                self._in_thread(self._clear)
+        return True
 
     def _in_thread(self, target: Callable[[], object]) -> bool:
         self._thread = threading.Thread(target=target, name="node-cache", daemon=True)

@@ -92,27 +92,38 @@ class Reception:
         """Accept no more; those connected are still answered."""
         if self._pause is not None:
             self._pause.cancel()
+            self._pause = None
         self._accepting = False
         self._intake.close(self._sock)
         self._stand_back()
 
     def listen_on(self, sock: socket.socket) -> None:
-        """Accept on another socket from now on; the old one is closed."""
+        """Accept on another socket from now on; who waits at the old one is served first."""
+        sock.setblocking(False)  # the worker may be about to accept
+        old, accepting = self._sock, self._accepting or self._pause is not None
         self.stop()
-        self._sock.close()
         self._sock = sock
-        self.start()
+        while clients := self._accepted(old):
+            for client in clients:
+                self.serve(client)
+        old.close()
+        if accepting:
+            self.start()
 
     def relieve(self) -> None:
-        """Accept in the place of the worker, which is at something longer, until it is back."""
+        """Accept in the place of the worker, which is at something longer, until it is back.
+
+        Whoever it waits for has to be waited for here as well.
+        """
+        for connection in self._intake.take(float("inf")):
+            self._wait_for(connection)
         if self._accepting and not self._relieved:
             self._relieved = True
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
     def relieve_soon(self) -> None:
-        """The same from any thread."""
-        if not self._relieved:
-            self._loop.call_soon_threadsafe(self.relieve)
+        """The same from any thread; in order with the word that the worker is back."""
+        self._loop.call_soon_threadsafe(self.relieve)
 
     def relieve_if_late(self) -> None:
         """The same where the worker has been at it for a while and did not say so before."""
@@ -164,15 +175,18 @@ class Reception:
                 silent.close()
         connection.watch()
 
-    def _accepted(self) -> list[socket.socket]:
+    def _accepted(self, sock: socket.socket | None = None) -> list[socket.socket]:
         """Any thread: those who wait to be accepted, some at a time, if they may speak."""
         clients: list[socket.socket] = []
+        listening = sock or self._sock
         for _ in range(_AT_ONCE):
             try:
-                client, _ = self._sock.accept()
+                client, _ = listening.accept()
             except BlockingIOError:
                 break
             except OSError as error:
+                if listening is not self._sock:  # closed: another has taken its place
+                    break
                 # no descriptor left: those who wait stay in the backlog for a moment
                 log.warning("cannot accept: %s", error)
                 self._intake.close(self._sock)

@@ -57,6 +57,8 @@ class Server:
     def _job(self, connection: Connection, request: Request) -> Job | None:
         """Worker: what it does itself; everything else is the loop's."""
         if _changes_state(request):
+            if request.env.get(b"CNI_COMMAND") == b"GC":  # of as many as the network has
+                self.reception.relieve_soon()
             return self._call_of(connection, request)
         self._loop.call_soon_threadsafe(self._received, connection, request)
         return None
@@ -132,6 +134,7 @@ class Server:
         elif name in self._operations:
             _perform(self._operations[name], wish, connection)
         elif name in self._jobs:
+            self.reception.relieve()
             self._worker.submit(lambda: _perform(self._jobs[name], wish, connection))
         else:
             connection.answer(Answer(2, b"", b"unknown operation\n"))

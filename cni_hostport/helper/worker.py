@@ -69,6 +69,7 @@ class Worker:
         return ()
 
     def _run(self) -> None:
+        self._begin()
         while True:
             while self._jobs:
                 job = self._jobs.popleft()
@@ -86,8 +87,16 @@ class Worker:
                 time.sleep(0.1)  # no loop that fills the log
                 found = ()
             self._begin()
-            for job in found:
+            for job in (*self._submitted(), *found):
                 _do(job)
+
+    def _submitted(self) -> list[Job]:
+        """What came by the queue before anything was found, without the word to end."""
+        jobs: list[Job] = []
+        while self._jobs and (job := self._jobs[0]) is not None:
+            jobs.append(job)
+            self._jobs.popleft()
+        return jobs
 
     def _begin(self) -> None:
         self._idling, self._busy_since = False, time.monotonic()

@@ -34,9 +34,11 @@ def _link_may_be_gone(record: Record) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in GONE:
-            raise IOFailure(
-                f"cannot read or set the flags of link {record.link.name}", str(error)
-            ) from error
+            raise _no_flags(record, error) from error
+
+
+def _no_flags(record: Record, error: OSError) -> IOFailure:
+    return IOFailure(f"cannot read or set the flags of link {record.link.name}", str(error))
 
 
 class _Ports(Protocol):
@@ -44,6 +46,16 @@ class _Ports(Protocol):
 
     def bridge_netfilter(self, family: Family) -> bool: ...
     def hairpin(self, index: int) -> bool: ...
+
+
+def _is_off(record: Record, index: int, ask: _Ports) -> bool:
+    """Whether a bridge port lacks the hairpin flag; one that is gone lacks nothing."""
+    try:
+        return not ask.hairpin(index)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise _no_flags(record, error) from error
+        return False
 
 
 class _OneLook:
@@ -110,17 +122,16 @@ class LinkKeeper:
         attachment = record.attachment
         if not record.link.ports or not attachment.options.snat:
             return []
-        families = {c.family for c in attachment.claims()}
-        if not any(ask.bridge_netfilter(f) for f in families):
-            return []
         if on is not None:
-            return [index for index, _ in record.link.ports if index not in on]
-        wanted = []
-        for index, _ in record.link.ports:
-            with _link_may_be_gone(record):
-                if not ask.hairpin(index):
-                    wanted.append(index)
-        return wanted
+            off = [index for index, _ in record.link.ports if index not in on]
+        else:
+            off = [index for index, _ in record.link.ports if _is_off(record, index, ask)]
+        # claims last: a look at ten thousand attachments mostly ends before
+        if not off or not any(
+            ask.bridge_netfilter(f) for f in {c.family for c in attachment.claims()}
+        ):
+            return []
+        return off
 
     def use(self, record: Record, seen: PodLink | None = None) -> None:
         """Switch on what the record says is needed; a vanished link is no error.

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cni_hostport import shim
+from cni_hostport.helper import intake
 from cni_hostport.helper import reception as module
 from cni_hostport.helper.answer import Answer
 from cni_hostport.helper.connection import Connection, Request
@@ -201,6 +202,133 @@ def test_the_loop_answers_while_the_worker_is_busy(how: str, tmp_path: Path) -> 
         await desk.until(lambda: not desk.reception._relieved)
         assert not desk.accepts()
         assert await desk.ask(CALL) == b"C"
+
+    scene(tmp_path, play)
+
+
+@pytest.mark.parametrize("sent", [0, 9])
+@pytest.mark.parametrize("how", ["soon", "late"])
+def test_who_had_not_asked_when_the_worker_turned_away_is_answered(
+    how: str, sent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "PATIENCE", 1.0)
+
+    async def play(desk: Desk) -> None:
+        client = desk.connect()
+        client.send(READ[:sent])
+        await desk.until(lambda: desk.reception._intake._coming)
+        go = desk.occupy()
+        if how == "soon":
+            desk.reception.relieve_soon()
+        else:
+            await asyncio.sleep(module.BUSY)
+            desk.reception.relieve_if_late()
+        client.send(READ[sent:])
+        assert await desk.answer(client) == b"O"
+        go.set()
+
+    scene(tmp_path, play)
+
+
+def test_a_word_that_more_is_to_come_is_not_lost(tmp_path: Path) -> None:
+    """The worker was back for an instant: the loop stands back and then comes again."""
+
+    async def play(desk: Desk) -> None:
+        for _ in range(20):
+            go = desk.occupy()
+            desk.reception.relieve()
+            begun, again = threading.Event(), threading.Event()
+
+            def tool(begun: threading.Event = begun, again: threading.Event = again) -> None:
+                desk.reception.relieve_soon()
+                begun.set()
+                again.wait(10)
+
+            plain = desk.worker.idle
+
+            def idle(plain: Callable[[], object] = plain) -> object:
+                desk.worker.idle = plain  # type: ignore[assignment]
+                desk.reception._worker_is_back()
+                return [tool]
+
+            desk.worker.idle = idle  # type: ignore[assignment]
+            go.set()
+            assert begun.wait(10)
+            assert await desk.ask(READ) == b"O"
+            again.set()
+
+    scene(tmp_path, play)
+
+
+def test_a_client_that_cannot_be_watched_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(desk: Desk) -> None:
+        go = desk.occupy()
+        clients = [desk.connect() for _ in range(3)]
+        for client in (clients[0], clients[2]):
+            client.send(CALL)
+        plain = Connection.receive
+
+        def receive(connection: Connection) -> Request | None:
+            request = plain(connection)
+            if request is None:
+                raise OSError(12, "no memory")
+            return request
+
+        monkeypatch.setattr(Connection, "receive", receive)
+        go.set()
+        assert [await desk.answer(c) for c in clients] == [b"C", b"", b"C"]
+        assert "a client is let go" in caplog.text
+
+    scene(tmp_path, play)
+
+
+def test_who_waits_at_the_old_socket_is_served(tmp_path: Path) -> None:
+    async def play(desk: Desk) -> None:
+        go = desk.occupy()
+        clients = [desk.connect() for _ in range(100)]
+        for client in clients:
+            client.send(READ)
+        desk.path.unlink()
+        desk.reception.listen_on(listen(desk.path))
+        go.set()
+        assert [await desk.answer(c) for c in clients] == [b"O"] * 100
+        assert await desk.ask(CALL) == b"C"
+
+    scene(tmp_path, play)
+
+
+def test_another_socket_begins_nothing_that_was_stopped(tmp_path: Path) -> None:
+    async def play(desk: Desk) -> None:
+        desk.reception.stop()
+        desk.path.unlink()
+        desk.reception.listen_on(listen(desk.path))
+        client = desk.connect()
+        client.send(CALL)
+        await asyncio.sleep(0.05)
+        assert desk.served == []
+        desk.reception.start()
+        assert await desk.answer(client) == b"C"
+
+    scene(tmp_path, play)
+
+
+def test_sockets_may_change_while_clients_come(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(desk: Desk) -> None:
+        async def ask() -> None:
+            for _ in range(100):
+                assert await desk.ask(CALL) == b"C"
+                await asyncio.sleep(0)
+
+        asking = [asyncio.create_task(ask()) for _ in range(4)]
+        while not all(task.done() for task in asking):
+            desk.reception.listen_on(listen(desk.path))
+            await asyncio.sleep(0.002)
+        await asyncio.gather(*asking)
+        assert "cannot accept" not in caplog.text
 
     scene(tmp_path, play)
 

@@ -73,6 +73,34 @@ def test_what_it_does_while_idle_gives_it_jobs(worker: Worker) -> None:
     assert seen[:2] == ["found", "and another"]
 
 
+def test_what_was_submitted_goes_before_what_was_found(worker: Worker) -> None:
+    seen: list[str] = []
+    plain = worker.idle
+
+    def idle() -> object:
+        plain()
+        worker.submit(lambda: seen.append("submitted"))
+        return [lambda: seen.append("found")]
+
+    worker.submit(lambda: None)
+    worker.idle = idle  # type: ignore[assignment]
+    done(worker)
+    done(worker)
+    assert seen[:2] == ["submitted", "found"]
+
+
+def test_it_is_busy_from_its_first_job_on() -> None:
+    worker, go, begun = Worker(), threading.Event(), threading.Event()
+    worker.submit(lambda: bool(begun.set() or go.wait(10)) and None)
+    worker.start()
+    assert begun.wait(10)
+    time.sleep(0.01)
+    assert worker.busy_for() > 0
+    go.set()
+    assert worker.stop(10)
+    os.close(worker.bell)
+
+
 def test_idling_that_fails_is_tried_again(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     plain, times = worker.idle, iter(range(3))
 
