@@ -106,6 +106,7 @@ print("{LIBPL}/{LIBRARY}\n{LIBS} {SYSLIBS}".format_map(sysconfig.get_config_vars
         cat build/plugin/log >&2
         stop "the plugin executable could not be compiled"
     }
+    chmod 755 "$1"  # whatever the umask is
 }
 
 # build/launcher: one static file of some 30 KB.
@@ -121,12 +122,12 @@ compile_launcher() {
 
 # The bundle with the launcher in front of the Python plugin, or without it.
 bundle() {
+    [ "$launcher" = no ] || compile_launcher
     [ ! -e "$BUNDLE/cni-hostport-python" ] || mv -f "$BUNDLE/cni-hostport-python" "$BUNDLE/cni-hostport"
     python_bundle
     if [ "$launcher" = yes ]; then
-        compile_launcher
         mv "$BUNDLE/cni-hostport" "$BUNDLE/cni-hostport-python"
-        cp build/launcher "$BUNDLE/cni-hostport"
+        install -m 755 build/launcher "$BUNDLE/cni-hostport"
     fi
 }
 
@@ -135,9 +136,13 @@ python_bundle() {
     environment "${1:-bundle}"
     local inputs
     inputs=$(
-        find cni_hostport packaging LICENSE .venv/wanted build.sh \
-            -type f -not -path '*/__pycache__/*' -print0 |
-            sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
+        {
+            find cni_hostport packaging LICENSE .venv/wanted build.sh \
+                -type f -not -path '*/__pycache__/*' -print0 |
+                sort -z | xargs -0 sha256sum
+            # a mended library has to come into the bundle
+            dpkg-query -W -f '${Package} ${Version}\n' gcc libc6-dev 'libpython3*'
+        } | sha256sum | cut -d ' ' -f 1
     )
     if [ "$(cat build/inputs 2>/dev/null)" != "$inputs" ] || [ ! -x "$BUNDLE/cni-hostport" ]; then
         say "building $BUNDLE"

@@ -194,12 +194,18 @@ def read_stdin() -> bytes:
     """Stdin to its end, or one byte more than a call may carry; empty where it cannot be read."""
     parts = []
     room = MAX_STDIN + 1
-    try:
-        while room > 0 and (part := posix.read(0, min(room, 1 << 16))):
-            parts.append(part)
-            room -= len(part)
-    except OSError:
-        pass
+    while room > 0:
+        try:
+            part = posix.read(0, min(room, 1 << 16))
+        except BlockingIOError:  # a pipe that its owner made non-blocking
+            time.sleep(0.005)
+            continue
+        except OSError:
+            break
+        if not part:
+            break
+        parts.append(part)
+        room -= len(part)
     return b"".join(parts)
 
 
@@ -246,13 +252,17 @@ def finish(status: int, out: bytes, err: bytes = b"") -> "NoReturn":
 
 
 def open_standard_descriptors() -> None:
-    """Put /dev/null where 0, 1 or 2 is closed, before a socket takes the number."""
+    """Put something that is empty where 0, 1 or 2 is closed, before a socket takes the number."""
+    while (number := _nowhere()) <= 2:
+        posix.set_inheritable(number, True)
+    posix.close(number)
+
+
+def _nowhere() -> int:
     try:
-        while (number := posix.open(b"/dev/null", posix.O_RDWR)) <= 2:
-            posix.set_inheritable(number, True)
-        posix.close(number)
-    except OSError:
-        pass  # a root without /dev: nothing to put there
+        return posix.open(b"/dev/null", posix.O_RDWR)
+    except OSError:  # a root without /dev
+        return posix.memfd_create("null")
 
 
 def program() -> list[str]:
@@ -330,14 +340,18 @@ def main() -> "NoReturn":
     if len(sys.argv) > 1:
         try:
             run_program(sys.argv[1:])
-        except OSError as error:
-            finish(1, b"", f"cni-hostport: {program()[0]}: {error.strerror}\n".encode())
+        except Exception as error:
+            text = f"cni-hostport: {program()[0]}: {getattr(error, 'strerror', '') or error}\n"
+            finish(1, b"", text.encode("utf-8", "surrogateescape"))
     command = posix.environ.get(b"CNI_COMMAND", b"")
     if command == b"VERSION":
         finish(0, VERSION_ANSWER)
     if not command:
         finish(0, b"", ABOUT)
-    call(command)
+    try:
+        call(command)
+    except Exception as error:  # no memory, for one; what was sent has its own answers
+        refuse(command, b"cni-hostport failed: " + type(error).__name__.encode())
 
 
 if __name__ == "__main__":

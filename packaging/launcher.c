@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     const char *dir = getenv("CNI_HOSTPORT_RUN_DIR"), *pod = getenv("CNI_NETNS");
     if (!dir || !*dir) dir = "/run/cni-hostport";
     if (!(command = getenv("CNI_COMMAND"))) command = "";
-    arguments = argv;
+    arguments = argv, signal(SIGPIPE, SIG_IGN), signal(SIGXFSZ, SIG_IGN);
     if (argc != 1 || !*command || !strcmp(command, "VERSION") || !strcmp(command, "GC") ||
         strlen(dir) > 90 || fcntl(0, F_GETFD) < 0 || fcntl(1, F_GETFD) < 0 || fcntl(2, F_GETFD) < 0) python(NULL);
     strcat(strcpy(to.sun_path, dir), "/helper.sock");
@@ -116,7 +116,8 @@ int main(int argc, char **argv) {
     for (ssize_t n = 1; n != 0 && length - body <= MAX_STDIN; length += n > 0 ? n : 0) {
         size_t left = MAX_STDIN + 1 - (length - body);
         n = read(0, room(CHUNK), left < CHUNK ? left : CHUNK);
-        if (n < 0 && errno != EINTR) break;
+        if (n < 0 && errno == EAGAIN) poll(&(struct pollfd){0, POLLIN, 0}, 1, -1);
+        else if (n < 0 && errno != EINTR) break;
     }
     put(12, length - body);
     if ((fds[count] = open("/proc/self/ns/net", mode)) >= 0) frame[5] |= 1, count++;
@@ -142,7 +143,6 @@ int main(int argc, char **argv) {
     char *answer = malloc(out + err + 1);
     if (!answer) python("--after=lost");
     receive(sock, answer, out + err);
-    signal(SIGPIPE, SIG_IGN);
     int unprinted = !write_all(1, answer, out);
     write_all(2, answer + out, err);
     _exit(head.byte[4] ? head.byte[4] : unprinted);

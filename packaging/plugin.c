@@ -69,7 +69,8 @@ static void start(int argc, char **argv, char *path) {
     must(Py_InitializeFromConfig(&config));
     PyConfig_Clear(&config);
 
-    *strrchr(path, '/') = 0;
+    char *slash = strrchr(path, '/');
+    slash[slash == path] = 0; /* the folder, which may be the root */
     PyObject *folder = PyUnicode_DecodeFSDefault(path), *arguments = PyList_New(0);
     for (int n = 0; arguments && n < argc; n++) {
         PyObject *argument = PyUnicode_DecodeFSDefault(argv[n]);
@@ -81,7 +82,8 @@ static void start(int argc, char **argv, char *path) {
 }
 
 int main(int argc, char **argv) {
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of write(), as in any Python */
+    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of write(), as in any Python, */
+    signal(SIGXFSZ, SIG_IGN); /* and a file that may not grow */
     start(argc, argv, own_path());
     if (PyImport_ImportFrozenModule("__main__") < 0) PyErr_Print();
     return 1; /* shim.py ends the process itself */

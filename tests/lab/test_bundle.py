@@ -1,7 +1,9 @@
 """The bundle as a runtime meets it: copied anywhere, started from anything."""
 
+import base64
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -141,6 +143,60 @@ def test_a_reader_that_left(bundle, run_dir, server):
     assert process.wait(timeout=10) == 1
 
 
+def test_an_answer_that_finds_no_room_is_no_success(bundle, run_dir, server, tmp_path):
+    """A limit on file sizes is an error of write(), never the end by SIGXFSZ."""
+    for command, status in (("ADD", 1), ("DEL", 1)):
+        with open(tmp_path / "out", "wb") as out:
+            process = subprocess.Popen(
+                [bundle],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                env=cni_env(run_dir, command),
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+            )
+            assert process.wait(timeout=10) == status
+
+
+def test_a_closed_stdin_where_there_is_no_dev_null(folder, run_dir, server):
+    real = os.path.join(folder, "cni-hostport")
+    script = 'mount -t tmpfs none /dev && exec "$@" <&- 2>&-'
+    outcome = call(run_dir, "ADD", argv=("unshare", "-m", "sh", "-c", script, "sh", real))
+    assert outcome.status == 0
+    assert body_of(outcome) == b""
+
+
+def test_a_stdin_that_does_not_block_is_waited_for(bundle, run_dir, server):
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    process = subprocess.Popen(
+        [bundle], stdin=reader, stdout=subprocess.PIPE, env=cni_env(run_dir, "ADD")
+    )
+    os.close(reader)
+    time.sleep(0.3)
+    os.write(writer, CONF)
+    os.close(writer)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert base64.b64decode(json.loads(out)["body"]) == CONF
+
+
+def test_without_memory_an_add_is_an_error_object_and_a_del_is_well(run_dir, server):
+    plugin = _plugin_of(BUNDLE)
+    for command, status in (("ADD", 1), ("DEL", 0)):
+        done = subprocess.run(
+            [plugin],
+            input=b" " * (12 << 20),
+            capture_output=True,
+            check=False,
+            env=cni_env(run_dir, command),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (24 << 20, 24 << 20)),
+        )
+        assert done.returncode == status, done
+        if command == "ADD":
+            assert json.loads(done.stdout)["code"] == 11
+
+
 def test_without_the_second_executable_it_still_answers(folder, run_dir, tmp_path):
     shutil.copytree(folder, tmp_path / "half", symlinks=True)
     os.unlink(tmp_path / "half" / "cni-hostport-helper")
@@ -254,6 +310,9 @@ def test_the_plugin_executable_needs_nothing_beside_it(tmp_path):
     argv = (shutil.which("chroot"), str(tmp_path), "/plugin")
     done = subprocess.run(argv, env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True)
     assert json.loads(done.stdout)["cniVersion"] == "1.1.0"
+    done = subprocess.run([*argv, "status"], env={}, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.endswith(b"/cni-hostport-helper: No such file or directory\n")
     assert ROOT.encode() not in plugin.read_bytes()
 
 
