@@ -63,17 +63,19 @@ class HoldChange:
 
         Raises PortInUse (101), TryAgain (11), IOFailure (5).
         """
+        old = self._surplus()  # once: what is opened meanwhile is wanted
         for port in self._wanted:
             if port in self._sockets or port in self._waiting:
                 continue
-            near = [p for p in self._surplus() if p.overlaps(port)]
+            near = [p for p in old if p.overlaps(port) and p in self._sockets]
             if near:
                 self._convert(port, near)
             else:
                 self._open(port)
 
     def _surplus(self) -> list[HostPort]:
-        return [p for p in self._sockets if p not in self._wanted]
+        wanted = set(self._wanted)
+        return [p for p in self._sockets if p not in wanted]
 
     @property
     def changed(self) -> bool:
