@@ -179,7 +179,7 @@ class Core:
             return None
         try:
             same = netns.same_namespace(here, request.pod_netns)
-            return netns.cookie(here) if same else None
+            return netns.cookie(here, self._home) if same else None
         finally:
             os.close(here)
 

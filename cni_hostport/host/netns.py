@@ -46,25 +46,30 @@ def same_namespace(fd_a: int, fd_b: int) -> bool:
     return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
-def cookie(fd: int) -> int | None:
+def cookie(fd: int, home: int = -1) -> int | None:
     """The kernel's number of that net namespace, unique until the next boot.
 
     None: not a net namespace, not ours to enter, or a kernel before 5.14
     (socket(7), SO_NETNS_COOKIE). About 25 microseconds: the thread enters the
     namespace, since only a socket made inside shows the number, and comes back.
+    ``home``: a descriptor of the calling thread's own namespace, where there is one.
     """
+    if not is_netns(fd):
+        return None
+    if home >= 0:
+        return _cookie_from(fd, home)
     try:
         home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        if not is_netns(fd):
-            return None
-        if same_namespace(fd, home):
-            return _cookie_here()
-        return _cookie_there(fd, home)
+        return _cookie_from(fd, home)
     finally:
         os.close(home)
+
+
+def _cookie_from(fd: int, home: int) -> int | None:
+    return _cookie_here() if same_namespace(fd, home) else _cookie_there(fd, home)
 
 
 def _cookie_there(fd: int, home: int) -> int | None:

@@ -77,7 +77,7 @@ def put(run_dir: Path, env: Mapping[bytes, bytes], stdin: bytes) -> Path:
 def names(run_dir: Path) -> list[str]:
     """File names of the waiting entries, oldest first; cheap enough to ask every second."""
     try:
-        found = os.listdir(run_dir / "queue")
+        found = os.listdir(f"{run_dir}/queue")
     except OSError:
         return []
     return sorted(name for name in found if name.endswith(_SUFFIX) and name[0].isdigit())
