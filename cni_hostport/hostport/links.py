@@ -72,11 +72,19 @@ class _OneLook:
         return self._filtered[family]
 
     def hairpin(self, index: int) -> bool:
+        ports = self._all()
+        if index not in ports:
+            raise OSError(errno.ENODEV, "no bridge port")
+        return ports[index]
+
+    def off(self) -> list[int]:
+        """Bridge ports without the flag."""
+        return [index for index, on in self._all().items() if not on]
+
+    def _all(self) -> Mapping[int, bool]:
         if self._ports is None:
             self._ports = self._machine.hairpins()
-        if index not in self._ports:
-            raise OSError(errno.ENODEV, "no bridge port")
-        return self._ports[index]
+        return self._ports
 
 
 class LinkKeeper:
@@ -208,22 +216,27 @@ class LinkKeeper:
             self._put_back(index, flag, value)
         mended: list[str] = []
         strays: list[Record] = []
-        there: dict[int, bool] = {}
-        ask = _OneLook(self._machine) if names is None else self._machine
-        for record in self._registry:
-            if names is not None and record.link.name not in names:
+        for index in self._registry.links():
+            if names is not None and self._registry.link_name(index) not in names:
                 continue
-            index = record.link.index
-            if record.route_localnet_found is not None:
-                if index not in there:
-                    there[index] = self._refresh_route_localnet(record, mended)
-                if not there[index]:
-                    strays.append(record)
-            for port in self._hairpin_wanted(record, ask=ask):
-                with _link_may_be_gone(record):
-                    self._machine.set_hairpin(port, True)
-                    mended.append(f"hairpin of port {dict(record.link.ports).get(port, port)}")
+            if not self._refresh_route_localnet(index, mended):
+                strays.extend(self._registry.on_link(index))
+        if self._registry.has_ports:
+            self._refresh_hairpins(names, mended)
         return mended, strays
+
+    def _refresh_hairpins(self, names: Collection[str] | None, mended: list[str]) -> None:
+        """By the ports that lack the flag: there are few, and ten thousand attachments."""
+        ask = _OneLook(self._machine)
+        for port in ask.off():
+            for record in self._registry.on_port(port):
+                if names is not None and record.link.name not in names:
+                    continue
+                if port in self._hairpin_wanted(record, ask=ask):
+                    with _link_may_be_gone(record):
+                        self._machine.set_hairpin(port, True)
+                        mended.append(f"hairpin of port {dict(record.link.ports)[port]}")
+                    break
 
     def changed(self, start: int, count: int) -> set[str]:
         """Names among ``count`` links from number ``start`` on whose sysctl somebody changed.
@@ -239,13 +252,12 @@ class LinkKeeper:
                     found.add(self._registry.link_name(index))
         return found
 
-    def _refresh_route_localnet(self, record: Record, mended: list[str]) -> bool:
+    def _refresh_route_localnet(self, index: int, mended: list[str]) -> bool:
         """False where the link is gone."""
-        index = record.link.index
         try:
             if self._machine.route_localnet(index) != 1:
                 self._machine.set_route_localnet(index, 1)
-                mended.append(f"net.ipv4.conf.{record.link.name}.route_localnet")
+                mended.append(f"net.ipv4.conf.{self._registry.link_name(index)}.route_localnet")
         except OSError as error:
             return error.errno not in GONE
         return True

@@ -39,6 +39,9 @@ class _Index(Generic[K]):
         else:
             self._keys.pop(at, None)
 
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
     def at(self, at: K) -> tuple[str, ...]:
         there = self._keys.get(at, ())
         return (there,) if isinstance(there, str) else there
@@ -51,6 +54,7 @@ class Registry:
         self._records: dict[str, Record] = {}
         self._slots: _Index[_Slot] = _Index()
         self._addresses: _Index[IPAddress] = _Index()
+        self._ports: _Index[int] = _Index()
         self._links: dict[int, set[str]] = {}
         self._bound: set[str] = set()
         self._yielding: set[str] = set()
@@ -78,6 +82,8 @@ class Registry:
             self._slots.add(_slot(claim), key)
         if record.route_localnet_found is not None:
             self._links.setdefault(record.link.index, set()).add(key)
+        for port, _ in record.link.ports:
+            self._ports.add(port, key)
         for address in record.attachment.addresses:
             self._addresses.add(address.ip, key)
 
@@ -94,6 +100,8 @@ class Registry:
         users.discard(key)
         if not users:
             self._links.pop(record.link.index, None)
+        for port, _ in record.link.ports:
+            self._ports.remove(port, key)
         for address in record.attachment.addresses:
             self._addresses.remove(address.ip, key)
 
@@ -118,6 +126,19 @@ class Registry:
     def links(self) -> tuple[int, ...]:
         """Links that some record needs route_localnet on."""
         return tuple(self._links)
+
+    def on_link(self, index: int) -> tuple[Record, ...]:
+        """Records that need route_localnet on that link, in order of their keys."""
+        return tuple(self._records[k] for k in sorted(self._links.get(index, ())))
+
+    @property
+    def has_ports(self) -> bool:
+        """Whether some pod is behind a bridge port that is known."""
+        return bool(self._ports)
+
+    def on_port(self, index: int) -> tuple[Record, ...]:
+        """Records of the pod behind that bridge port."""
+        return tuple(self._records[k] for k in self._ports.at(index))
 
     def link_name(self, index: int) -> str:
         """Name of such a link, as it was at ADD."""

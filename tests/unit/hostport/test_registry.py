@@ -96,6 +96,25 @@ def sizes(registry: Registry) -> dict[str, int]:
     return {name: len(value) for name, value in vars(registry).items() if hasattr(value, "__len__")}
 
 
+def test_who_is_on_a_link_and_behind_a_port() -> None:
+    registry = Registry()
+    first, second = record("a", "80:80"), record("b", "81:80", index=9)
+    ported = first.model_copy(update={"link": LinkRecord(name="cni0", index=7, ports=((5, "v"),))})
+    assert not registry.has_ports
+    for made in (ported, second):
+        registry.put(made)
+    assert registry.has_ports
+    assert registry.on_link(7) == (ported,)
+    assert registry.on_link(9) == (second,)
+    assert registry.on_port(5) == (ported,)
+    assert registry.on_port(6) == registry.on_link(8) == ()
+    registry.put(first)  # the same attachment, its port unknown now
+    assert registry.on_port(5) == ()
+    registry.drop(first.key)
+    assert not registry.has_ports
+    assert registry.on_link(7) == ()
+
+
 def test_records_of_a_network() -> None:
     registry = Registry()
     registry.put(record("a", "80:80", network="one"))
