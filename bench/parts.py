@@ -195,8 +195,11 @@ def connections(bench):
                         many = count if place != "last" or size < 10000 else count // 2
                         rate = many / found["seconds"]
                         rates.setdefault((size, plugin.name, place), []).append(rate)
-    for key, found in rates.items():
-        bench.save(("connections", *key), statistics.median(found))
+    for (size, name, place), found in rates.items():
+        bench.save(("connections", size, name, place), statistics.median(found))
+        # turn by turn: what else the machine does is in both
+        turns = zip(found, rates[size, name, "one"], strict=True)
+        bench.save(("turns", size, name, place), statistics.median(a / b for a, b in turns))
 
 
 def resident(pid):

@@ -94,7 +94,7 @@ def budget_table(rows):
 
 
 def connections_table(figures, peers):
-    """New connections a second."""
+    """New connections a second; the ratio is the median of the turns' own."""
     sizes = sorted({int(k.split("/")[1]) for k in figures if k.startswith("connections/")})
     if not sizes:
         return []
@@ -110,8 +110,8 @@ def connections_table(figures, peers):
         cells = [f"{sum(known) / len(known):,.0f}"]
         for size, place in columns:
             rate = figures.get(f"connections/{size}/{plugin.name}/{place}")
-            base = figures.get(f"connections/{size}/{plugin.name}/one")
-            cells.append(f"{rate:,.0f} ({rate / base:.2f} x)" if rate and base else "–")
+            ratio = figures.get(f"turns/{size}/{plugin.name}/{place}")
+            cells.append(f"{rate:,.0f} ({ratio:.2f} x)" if rate and ratio else "–")
         lines.append(f"| {plugin.title} | " + " | ".join(cells) + " |")
     return lines
 

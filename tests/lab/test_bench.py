@@ -30,6 +30,7 @@ FIGURES = {
     "burst/ours/ADD": [CALL | {"failed": 0}],
     "burst/ours/same": [CALL | {"failed": 99}],
     **{f"connections/1000/ours/{place}": 5000.0 for place in ("one", "first", "last")},
+    **{f"turns/1000/ours/{place}": 1.0 for place in ("first", "last")},
 }
 
 
@@ -57,7 +58,8 @@ def test_a_report_where_not_everybody_went_as_far():
     places = ("one", "first", "last")
     few = {f"connections/1/{p.name}/{at}": 100.0 for p in plugins.ALL for at in places}
     many = {f"connections/1000/{p.name}/{at}": 90.0 for p in plugins.ALL[:3] for at in places}
-    text = report.text(few | many, [], plugins.ALL, [], {})
+    turns = {k.replace("connections", "turns"): 1.0 for k in few | many}
+    text = report.text(few | many | turns, [], plugins.ALL, [], {})
     assert "| cni-hostport, iptables-nft | 100 | 100 (1.00 x) | 100 (1.00 x) | – | – |" in text
     assert "| 90 (1.00 x) | 90 (1.00 x) |" in text
 
