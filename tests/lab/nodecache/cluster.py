@@ -323,7 +323,7 @@ class Agent:
     def metric(self, name: str, port: int = 9353) -> float:
         """A sample's value; the name with its labels as the exposition has it."""
         page = self.cluster.on_node(
-            f"curl --noproxy '*' -s -m 2 http://127.0.0.1:{port}/metrics", check=False
+            f"curl --noproxy '*' -sS -m 10 http://127.0.0.1:{port}/metrics 2>&1", check=False
         )
         for line in page.splitlines():
             if line.startswith(f"{name} "):

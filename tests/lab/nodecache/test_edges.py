@@ -17,7 +17,7 @@ FROM_SOURCE = True
 
 
 def curl(cluster: Cluster, url: str, *more: str) -> str:
-    return cluster.on_node(f"curl --noproxy '*' -s -m 3 {' '.join(more)} {url}", check=False)
+    return cluster.on_node(f"curl --noproxy '*' -s -m 10 {' '.join(more)} {url}", check=False)
 
 
 def test_health_and_metrics_of_the_template(cluster: Cluster) -> None:
