@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import select
 import socket
 import time
@@ -66,7 +67,7 @@ class Intake:
 
     def release(self) -> None:
         """Give everybody who has not asked yet to the loop."""
-        self._give_up_on(time.monotonic() + 2 * PATIENCE)
+        self._give_up_on(math.inf)
 
     def wait(self) -> list[Job]:
         """Wait for calls or for the bell; what is to be done now."""

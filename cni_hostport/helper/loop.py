@@ -160,11 +160,11 @@ class Loop:
         self._look_due = False
 
         def job() -> None:
+            if len(self._helper.manager.registry) > MANY:
+                self._server.reception.relieve_soon()
             if self._helper.reconciler.look(why, culprit):
                 self._loop.call_soon_threadsafe(self._look, why, culprit)
 
-        if len(self._helper.manager.registry) > MANY:
-            self._server.reception.relieve()
         self._helper.worker.submit(job)
 
     def _every_interval(self) -> None:

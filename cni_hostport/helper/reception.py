@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import struct
@@ -115,7 +116,7 @@ class Reception:
 
         Whoever it waits for has to be waited for here as well.
         """
-        for connection in self._intake.take(float("inf")):
+        for connection in self._intake.take(math.inf):
             self._wait_for(connection)
         if self._accepting and not self._relieved:
             self._relieved = True

@@ -134,10 +134,14 @@ class Server:
         elif name in self._operations:
             _perform(self._operations[name], wish, connection)
         elif name in self._jobs:
-            self.reception.relieve()
-            self._worker.submit(lambda: _perform(self._jobs[name], wish, connection))
+            self._worker.submit(lambda: self._do_long(name, wish, connection))
         else:
             connection.answer(Answer(2, b"", b"unknown operation\n"))
+
+    def _do_long(self, name: str, wish: Mapping[str, object], connection: Connection) -> None:
+        """Worker: said from here, so that it comes after the word that the worker was back."""
+        self.reception.relieve_soon()
+        _perform(self._jobs[name], wish, connection)
 
     def _begin_handover(self, connection: Connection) -> None:
         """Accept no more, let those in the middle finish, then hand everything over."""

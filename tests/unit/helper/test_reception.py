@@ -72,6 +72,14 @@ class Desk:
         client.send(frame)
         return await self.answer(client)
 
+    async def serves_only_once_started(self) -> None:
+        client = self.connect()
+        client.send(CALL)
+        await asyncio.sleep(0.05)
+        assert self.served == []
+        self.reception.start()
+        assert await self.answer(client) == b"C"
+
     async def until(self, true: Callable[[], object]) -> None:
         deadline = time.monotonic() + 10
         while not true():
@@ -304,12 +312,7 @@ def test_another_socket_begins_nothing_that_was_stopped(tmp_path: Path) -> None:
         desk.reception.stop()
         desk.path.unlink()
         desk.reception.listen_on(listen(desk.path))
-        client = desk.connect()
-        client.send(CALL)
-        await asyncio.sleep(0.05)
-        assert desk.served == []
-        desk.reception.start()
-        assert await desk.answer(client) == b"C"
+        await desk.serves_only_once_started()
 
     scene(tmp_path, play)
 
@@ -340,12 +343,7 @@ def test_after_the_end_of_accepting_nobody_does(tmp_path: Path) -> None:
         desk.reception.relieve()
         assert not desk.accepts()
         go.set()
-        client = desk.connect()
-        client.send(CALL)
-        await asyncio.sleep(0.05)
-        assert desk.served == []
-        desk.reception.start()
-        assert await desk.answer(client) == b"C"
+        await desk.serves_only_once_started()
 
     scene(tmp_path, play)
 
