@@ -109,6 +109,21 @@ print("{LIBPL}/{LIBRARY}\n{LIBS} {SYSLIBS}".format_map(sysconfig.get_config_vars
     chmod 755 "$1"  # whatever the umask is
 }
 
+# $1: the helper executable, which becomes the Python in the bundle; every library that one needs
+# has to be there too, but for the C library's.
+compile_helper() {
+    local missing
+    missing=$(ldd "build/dist/cni-hostport/_internal/${1##*/}" | while read -r name _; do
+        case $name in linux-vdso.* | */ld-linux* | ld-linux* | libc.so.* | libm.so.*) continue ;; esac
+        [ -e "build/dist/cni-hostport/_internal/$name" ] || printf ' %s' "$name"
+    done)
+    [ -z "$missing" ] || stop "the bundle lacks libraries of its Python:$missing"
+    gcc -O2 -Wall -Wextra -Werror -static -s -o "$1" packaging/helper.c \
+        "-DVERSION=\"$($PYTHON -c 'import sys; print("%d.%d" % sys.version_info[:2])')\"" ||
+        stop "the helper executable could not be compiled"
+    chmod 755 "$1"
+}
+
 # build/launcher: one static file of some 30 KB.
 compile_launcher() {
     need "${LAUNCHER_PACKAGES[@]}"
@@ -150,6 +165,7 @@ python_bundle() {
         .venv/bin/pyinstaller --noconfirm --log-level ERROR --distpath build/dist \
             --workpath build/work packaging/cni-hostport.spec >&2
         compile_plugin build/dist/cni-hostport/cni-hostport
+        compile_helper build/dist/cni-hostport/cni-hostport-helper
         rm -rf build/old
         [ ! -e "$BUNDLE" ] || mv "$BUNDLE" build/old
         mv build/dist/cni-hostport "$BUNDLE"

@@ -37,6 +37,9 @@ BEGAN = b"CNI_HOSTPORT_BEGAN"
 
 RUN_DIR = b"/run/cni-hostport"
 SOCKET_NAME = b"helper.sock"
+HELPER = "cni-hostport-helper"
+"""The bundle's other executable, for everything but a plugin call."""
+
 SUN_PATH_MAX = 107
 """Bytes of a unix socket's path (unix(7): sun_path holds 108 with the closing NUL)."""
 LONG = 8 if sys.maxsize > 1 << 32 else 4
@@ -268,14 +271,13 @@ def _nowhere() -> int:
 def program() -> list[str]:
     """The command that runs everything but the plugin call."""
     if folder := bundle():
-        return [folder + "/cni-hostport-helper"]
+        return [folder + "/" + HELPER]
     return [sys.executable, "-I", "-m", "cni_hostport"]
 
 
 def bundle() -> str:
     """The bundle's folder, as its executables say; empty where Python runs from elsewhere."""
-    internal: str = getattr(sys, "_MEIPASS", "")  # the helper's, by its boot loader
-    return getattr(sys, "bundle", "") or internal.rpartition("/")[0]
+    return getattr(sys, "bundle", "")
 
 
 def run_program(arguments: list[str]) -> "NoReturn":

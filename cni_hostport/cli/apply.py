@@ -139,7 +139,7 @@ def version_of(bundle: Path) -> str:
     """What a bundle says of itself; proves that it runs here. Raises StepFailed."""
     from cni_hostport.host import commands
 
-    program = str(bundle / "cni-hostport-helper")
+    program = str(bundle / shim.HELPER)
     try:
         done = commands.run([program, "version", "--json"], None, 30.0).check()
         return str(json.loads(done.stdout)["version"])

@@ -141,7 +141,7 @@ def _place() -> Place:
     bundle = Path(installed[0]).resolve().parent if installed else None
     labelled = [*installed, *([str(bundle)] if bundle else [])]
     here = systemd.present()
-    is_bundle = bundle is not None and (bundle / "cni-hostport-helper").exists()
+    is_bundle = bundle is not None and (bundle / shim.HELPER).exists()
     return Place(
         run_dir=run_dir,
         run_dir_mount=settings.mount_of(run_dir),

@@ -107,7 +107,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 def _own_bundle() -> str:
     """The folder of the bundle that runs this, empty where pip installed it."""
     program = Path(shim.program()[0])
-    return str(program.parent) if program.name == "cni-hostport-helper" else ""
+    return str(program.parent) if program.name == shim.HELPER else ""
 
 
 def _own_script() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, MutableMapping
 
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LONGEST_PATH = 4096
-_BOOT_LOADER = (b"_PYI_", b"LD_LIBRARY_PATH")
+_BOOT_LOADER = (b"_PYI_", b"LD_LIBRARY_PATH", b"PYTHON")
 
 
 def clean_environment(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
@@ -25,7 +25,7 @@ def clean_environment(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def drop_boot_loader_names(environ: MutableMapping[bytes, bytes]) -> None:
-    """Take out what the bundle's boot loader put in, before any program is run."""
+    """Take out what the bundle's front or boot loader put in, before any program is run."""
     for key in [key for key in environ if key.startswith(_BOOT_LOADER)]:
         del environ[key]
 
