@@ -183,7 +183,9 @@ def inside(rounds, others):
         watch.spent.clear()
         watch.inner[:] = [0.0]
         begin = time.perf_counter()
-        answer, _ = helper.core.handle(request)
+        outcome = helper.core.handle(request)
+        outcome.note()
+        answer = outcome.answer
         took = time.perf_counter() - begin
         os.close(pod)
         if answer.status:

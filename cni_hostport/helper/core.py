@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cni_hostport import cni, shim
@@ -52,6 +53,19 @@ class CallRequest:
     arrived: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is to be answered, and what there is to do then.
+
+    ``undo`` takes the call back if the caller is gone. ``note`` counts and logs it, in any
+    case: nobody has to wait for that.
+    """
+
+    answer: Answer
+    undo: Callable[[], None] | None
+    note: Callable[[], None]
+
+
 class Core:
     """The verbs, on top of the manager."""
 
@@ -70,8 +84,8 @@ class Core:
         self.working: Working | None = None
         """Backends that work here; all of the manager's if None."""
 
-    def handle(self, request: CallRequest) -> tuple[Answer, Callable[[], None] | None]:
-        """Serve one call: the answer, and how to undo it if the caller is gone."""
+    def handle(self, request: CallRequest) -> Outcome:
+        """Serve one call."""
         started = time.monotonic()
         call: cni.Call | None = None
         undo: Callable[[], None] | None = None
@@ -86,8 +100,9 @@ class Core:
             error = HostPortError("internal error", f"{type(failed).__name__}: {failed}")
         if error is not None:
             answer = self._failed(error, call, request)
-        self._note(call, request, error, time.monotonic() - started, idle=answer.idle)
-        return answer, undo
+        seconds = time.monotonic() - started
+        note = partial(self._note, call, request, error, seconds, idle=answer.idle)
+        return Outcome(answer, undo, note)
 
     def _failed(self, error: HostPortError, call: cni.Call | None, request: CallRequest) -> Answer:
         """A failing DEL keeps bridge and IPAM from cleaning up: what can be retried is queued."""

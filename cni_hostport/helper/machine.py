@@ -96,7 +96,8 @@ class KernelMachine:
 
     def set_route_localnet(self, index: int, value: int) -> None:
         """Set the link's own flag."""
-        self._rtnl.set_route_localnet(index, bool(value))
+        if not sysctl.set_route_localnet(index, bool(value)):
+            self._rtnl.set_route_localnet(index, bool(value))
 
     def hairpin(self, index: int) -> bool:
         """The bridge port's flag; OSError if it is gone or no port."""

@@ -82,7 +82,7 @@ class Server:
         """Serve one call on the worker; an ADD nobody waits for any more is undone."""
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in request.env.items()}
         try:
-            answer, undo = self._core.handle(
+            outcome = self._core.handle(
                 CallRequest(
                     env=env,
                     stdin=request.body,
@@ -92,12 +92,14 @@ class Server:
                     arrived=arrived,
                 )
             )
+            wanted = outcome.undo is None or connection.alive()
+            delivered = wanted and connection.answer(outcome.answer)
         finally:
             close_descriptors(request)
-        delivered = (undo is None or connection.alive()) and connection.answer(answer)
-        if undo is not None and not delivered:
+        outcome.note()
+        if outcome.undo is not None and not delivered:
             log.warning("the caller of an ADD is gone before the answer: undone")
-            undo()
+            outcome.undo()
 
     def _status(self, request: Request) -> Answer:
         """CNI STATUS: never waits for the worker."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
-from cni_hostport.host import light, localroutes
+from cni_hostport.host import eventfilter, light, localroutes
 from cni_hostport.host.nlsocket import NetlinkSocket
 from cni_hostport.model import IPAddress
 from cni_hostport.netfilter import nlwire
@@ -157,7 +157,7 @@ class AddressEvents:
         )
         with suppress(PermissionError):
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE_BYTES)
-        localroutes.only_local(self._socket)
+        eventfilter.attach(self._socket)
         self._socket.bind((0, _GROUPS | localroutes.GROUPS))
 
     def fileno(self) -> int:

@@ -4,7 +4,8 @@ Load balancers of clouds hand a node its virtual address this way. Decides which
 routes count: those of type local to a single address that somebody other than
 the kernel made. Prefixes do not: nothing could be held on each of their
 addresses. Must never cost anything for the routes of pods or of a routing daemon: the kernel is
-asked for local ones alone and a filter keeps the events of the others away.
+asked for local ones alone and a filter keeps the events of the others away
+(``eventfilter.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import sys
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from cni_hostport.host import bpf
 from cni_hostport.host.nlsocket import NetlinkSocket
 from cni_hostport.model import IPAddress
 from cni_hostport.netfilter import nlwire
@@ -26,13 +26,10 @@ GROUPS = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 
 _GETROUTE = 26
 _RTMSG = struct.Struct("=BBBBBBBBI")
-_LOCAL, _LOCAL_TABLE, _BY_KERNEL = 2, 255, 2
+LOCAL, _LOCAL_TABLE, BY_KERNEL = 2, 255, 2
 _DST, _OIF = 1, 4
 _NO_SUCH_FAMILY = (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
 _BITS = {socket.AF_INET: 32, socket.AF_INET6: 128}
-
-# in struct nlmsghdr, and in struct rtmsg behind it
-_KIND_AT, _PROTOCOL_AT, _TYPE_AT = 4, 16 + 5, 16 + 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class LocalRoute:
 def parse(body: bytes) -> LocalRoute | None:
     """The route in an RTM_NEWROUTE or RTM_DELROUTE; None for one that does not count."""
     family, length, _, _, _, protocol, _, kind, _ = _RTMSG.unpack_from(body)
-    if kind != _LOCAL or protocol == _BY_KERNEL or length != _BITS.get(family):
+    if kind != LOCAL or protocol == BY_KERNEL or length != _BITS.get(family):
         return None
     found = nlwire.attribute_map(body, _RTMSG.size)
     if _DST not in found or _OIF not in found:
@@ -66,26 +63,10 @@ def dump(netlink: NetlinkSocket) -> list[LocalRoute]:
     netlink.check_strictly()
     listed = []
     for family in _BITS:
-        body = _RTMSG.pack(family, 0, 0, 0, _LOCAL_TABLE, 0, 0, _LOCAL, 0)
+        body = _RTMSG.pack(family, 0, 0, 0, _LOCAL_TABLE, 0, 0, LOCAL, 0)
         try:
             listed += netlink.whole_dump(_GETROUTE, body)
         except OSError as error:
             if error.errno not in _NO_SUCH_FAMILY:
                 raise
     return [route for message in listed if (route := parse(message.body)) is not None]
-
-
-def only_local(events: socket.socket) -> None:
-    """Let the kernel drop events of routes that cannot count; where it will not, all come."""
-    program = (
-        (bpf.LOAD_HALF, 0, 0, _KIND_AT),
-        (bpf.IF_EQUAL, 1, 0, bpf.as_loaded(NEWROUTE, 2)),
-        (bpf.IF_EQUAL, 0, 4, bpf.as_loaded(DELROUTE, 2)),
-        (bpf.LOAD_BYTE, 0, 0, _TYPE_AT),
-        (bpf.IF_EQUAL, 0, 3, _LOCAL),
-        (bpf.LOAD_BYTE, 0, 0, _PROTOCOL_AT),
-        (bpf.IF_EQUAL, 1, 0, _BY_KERNEL),
-        bpf.KEEP,
-        bpf.DROP,
-    )
-    bpf.attach(events, program)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import socket
 import sys
@@ -18,6 +19,7 @@ from typing import Literal
 
 _CLONE_NEWNET = 0x40000000
 _NS_GET_NSTYPE = 0xB703
+_NS_GET_ID = 0x8008B70D  # Linux 6.18
 _SO_NETNS_COOKIE = 71
 
 # The calling thread's own; "self" would be the main thread's.
@@ -50,12 +52,14 @@ def cookie(fd: int, home: int = -1) -> int | None:
     """The kernel's number of that net namespace, unique until the next boot.
 
     None: not a net namespace, not ours to enter, or a kernel before 5.14
-    (socket(7), SO_NETNS_COOKIE). About 25 microseconds: the thread enters the
-    namespace, since only a socket made inside shows the number, and comes back.
+    (socket(7), SO_NETNS_COOKIE). Before Linux 6.18 the thread enters the namespace,
+    since only a socket made inside shows the number, and comes back: 25 microseconds.
     ``home``: a descriptor of the calling thread's own namespace, where there is one.
     """
     if not is_netns(fd):
         return None
+    if _ids_are_cookies():
+        return _id(fd)
     if home >= 0:
         return _cookie_from(fd, home)
     try:
@@ -66,6 +70,28 @@ def cookie(fd: int, home: int = -1) -> int | None:
         return _cookie_from(fd, home)
     finally:
         os.close(home)
+
+
+@functools.cache
+def _ids_are_cookies() -> bool:
+    """Whether a descriptor shows the number, shown by our own namespace's."""
+    try:
+        fd = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _id(fd) == _cookie_here()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _id(fd: int) -> int:
+    """By ioctl NS_GET_ID of linux/nsfs.h. Raises OSError (ENOTTY where the kernel has none)."""
+    number = bytearray(8)
+    fcntl.ioctl(fd, _NS_GET_ID, number)
+    return int.from_bytes(number, sys.byteorder)
 
 
 def _cookie_from(fd: int, home: int) -> int | None:

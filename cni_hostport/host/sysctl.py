@@ -1,14 +1,15 @@
-"""Reads kernel settings from /proc/sys; writes none.
+"""Reads kernel settings from /proc/sys, and sets one: a link's route_localnet.
 
-Decides only how a missing setting reads: None. Files under /proc/sys/net show
+Decides how a missing setting reads: None. Files under /proc/sys/net show
 the net namespace of the *reading task*, not of the mount and not of the process
 that mounted it: a thread that has entered another namespace reads that one's
-values. ``route_localnet`` is not here: ``rtnl.py`` sets it by link number.
+values. Must never set anything of a link but the one whose number was given.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 
 from cni_hostport.model import Family
 
@@ -50,3 +51,23 @@ def ip_forward(family: Family) -> bool | None:
     else:
         value = read_int("net", "ipv6", "conf", "all", "forwarding")
     return None if value is None else value != 0
+
+
+def set_route_localnet(index: int, on: bool) -> bool:
+    """Set it for the link of that number; False where that is not possible here.
+
+    Setting it by netlink instead (``rtnl.py``) works without /proc, and is an event for
+    everybody on the node who watches links: a tenth of a millisecond, and their work.
+    """
+    try:
+        name = socket.if_indextoname(index)
+        fd = os.open(f"{_ROOT}/net/ipv4/conf/{name}/route_localnet", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # whatever is renamed from here on, the descriptor is that link's
+        return socket.if_nametoindex(name) == index and os.write(fd, b"%d" % on) == 1
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

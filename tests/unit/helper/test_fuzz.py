@@ -168,7 +168,7 @@ def test_calls(calls: list[tuple[dict[str, str], Any]]) -> None:
         core = Core(helper.manager, Path(folder), Metrics())
         for env, config in calls:
             raw = json.dumps(config).encode()
-            answer, _ = core.handle(CallRequest(env=env, stdin=raw))
+            answer = core.handle(CallRequest(env=env, stdin=raw)).answer
             assert answer.status in (0, 1)
             if answer.status:
                 error = json.loads(answer.out)
@@ -186,7 +186,7 @@ def test_stdin_of_any_bytes(raw: bytes, env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         helper = Helper(World())
         core = Core(helper.manager, Path(folder), Metrics())
-        answer, _ = core.handle(CallRequest(env=env, stdin=raw))
+        answer = core.handle(CallRequest(env=env, stdin=raw)).answer
         assert answer.status in (0, 1)
         assert answer.status == 0 or json.loads(answer.out)["code"] != 999
         os.close(core._home)
