@@ -17,6 +17,7 @@ from cni_hostport.errors import InvalidConfig
 from cni_hostport.model import IPNetwork, PodAddress, canonical_ip
 
 _CIDR = re.compile(r"([0-9A-Fa-f:.]+)/([0-9]{1,3})")
+_PLAIN_NAME = re.compile(r"[0-9A-Za-z_.-]{1,15}")
 _MAPPED_BITS = 96
 
 IFNAME_LIMIT = 15
@@ -78,6 +79,8 @@ def ifname_error(name: str) -> str | None:
     The kernel's rules (dev_valid_name), as the CNI library checks them: at
     most 15 bytes, not ``.`` or ``..``, no ``/``, ``:`` or white space.
     """
+    if _PLAIN_NAME.fullmatch(name) and name not in (".", ".."):
+        return None  # nearly every name there is
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:

@@ -72,7 +72,7 @@ class KernelMachine:
         flag = None if link.route_localnet is None else int(link.route_localnet)
         if link.kind != "bridge":
             return PodLink(link.name, link.index, route_localnet=flag)
-        links = [self._rtnl.link(name) for name in names if name != link.name]
+        links = [self._rtnl.port(name) for name in names if name != link.name]
         ports = [p for p in links if p is not None and p.master == link.index]
         return PodLink(
             link.name,

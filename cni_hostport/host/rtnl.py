@@ -36,6 +36,7 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_VIA = 1, 4, 5, 18
 _UNICAST, _LOCAL = 1, 2
 _OF_ROUTE = (_RTA_OIF, _RTA_GATEWAY, _RTA_VIA)
 _OF_LINK = (_IFNAME, _MASTER, _LINKINFO, _AF_SPEC)
+_OF_PORT = (_IFNAME, _MASTER, _LINKINFO)
 _OF_INFO = (_INFO_KIND, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 
@@ -96,8 +97,18 @@ class Rtnl:
         found = attributes.get(_RTA_OIF)
         return None if found is None else int(_U32.unpack(found)[0])
 
+    def port(self, name: str) -> Link | None:
+        """The link of that name for what it is as a bridge port: without ``route_localnet``.
+
+        Raises OSError. A third less to read than the whole.
+        """
+        return self._ask(name, _OF_PORT)
+
     def link(self, which: int | str) -> Link | None:
         """The link of that number or name; None: there is none. Raises OSError."""
+        return self._ask(which, _OF_LINK)
+
+    def _ask(self, which: int | str, attributes: tuple[int, ...]) -> Link | None:
         if isinstance(which, int):
             body = _ifinfo(which)
         else:
@@ -109,7 +120,7 @@ class Rtnl:
             if error.errno in (errno.ENODEV, errno.ERANGE, errno.EINVAL):
                 return None
             raise
-        return parse_link(answer.body)
+        return parse_link(answer.body, attributes)
 
     def hairpins(self) -> dict[int, bool]:
         """The hairpin flag of every bridge port, by link number. Raises OSError.
@@ -148,10 +159,10 @@ def _ifinfo(index: int, family: int = 0) -> bytes:
     return _IFINFO.pack(family, 0, index, 0, 0)
 
 
-def parse_link(body: bytes) -> Link:
-    """Read the body of an RTM_NEWLINK message."""
+def parse_link(body: bytes, attributes: tuple[int, ...] = _OF_LINK) -> Link:
+    """Read these attributes of the body of an RTM_NEWLINK message."""
     _, _, index, flags, _ = _IFINFO.unpack_from(body)
-    found = nlwire.pick(body, _IFINFO.size, _OF_LINK)
+    found = nlwire.pick(body, _IFINFO.size, attributes)
     info = nlwire.pick(found.get(_LINKINFO, b""), 0, _OF_INFO)
     master = found.get(_MASTER)
     name, kind = nlwire.text(found.get(_IFNAME, b"")), nlwire.text(info.get(_INFO_KIND, b""))

@@ -55,8 +55,8 @@ class Adding(Managed):
             created=self._machine.now(),
             netns_cookie=cookie,
             link=link_record(link),
+            **self._links.plan(attachment, existing, self._node, link),
         )
-        record = self._links.plan(record, existing, self._node, link)
         undo.callback(self._discard, record.key)
         self._store_call(self._store.prepare, record.key, record.model_dump_json().encode())
         return record, link

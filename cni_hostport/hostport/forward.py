@@ -70,6 +70,12 @@ class ForwardRules:
         """Whether any attachment asked for it."""
         return bool(self._wanted)
 
+    def concerns(self, changes: Mapping[str, Placed | None]) -> bool:
+        """Whether any of them asks for it, or might have asked before."""
+        return self.in_use or any(
+            p is not None and p.attachment.options.open_forward for p in changes.values()
+        )
+
     def wanted(self, owner: str) -> Placed | None:
         """What was last asked for under that name."""
         return self._wanted.get(owner)
@@ -158,6 +164,9 @@ class WithForward:
 
     def place(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Rules of both kinds. Raises NetfilterFailed or TryAgain with everything as before."""
+        if not self._forward.concerns(changes):
+            self.main.place(changes, node)
+            return
         named = self._named(changes)
         before = {owner: self._forward.wanted(owner) for owner in named}
         self._forward.place(named, node)

@@ -10,15 +10,15 @@ import contextlib
 import errno
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from cni_hostport.errors import IOFailure
 from cni_hostport.hostport.answering import answers_loopback
 from cni_hostport.hostport.machine import Machine
 from cni_hostport.hostport.node import NodeView, PodLink
-from cni_hostport.hostport.record import Record, link_record
+from cni_hostport.hostport.record import LinkRecord, Record, link_record
 from cni_hostport.hostport.registry import Registry
-from cni_hostport.model import Family
+from cni_hostport.model import Attachment, Family
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +26,28 @@ ROUTE_LOCALNET, HAIRPIN = "route_localnet", "hairpin"
 GONE = (None, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors that mean: no such link, or it is no bridge port any more."""
 
+_Link = PodLink | LinkRecord
+
+
+class Flags(TypedDict):
+    """The fields of a record that say what was found, and is to be put back."""
+
+    route_localnet_found: int | None
+    hairpin_set: tuple[int, ...]
+
 
 @contextlib.contextmanager
-def _link_may_be_gone(record: Record) -> Iterator[None]:
+def _link_may_be_gone(link: _Link) -> Iterator[None]:
     """A vanished link is no error; anything else is IOFailure (code 5)."""
     try:
         yield
     except OSError as error:
         if error.errno not in GONE:
-            raise _no_flags(record, error) from error
+            raise _no_flags(link, error) from error
 
 
-def _no_flags(record: Record, error: OSError) -> IOFailure:
-    return IOFailure(f"cannot read or set the flags of link {record.link.name}", str(error))
+def _no_flags(link: _Link, error: OSError) -> IOFailure:
+    return IOFailure(f"cannot read or set the flags of link {link.name}", str(error))
 
 
 class _Ports(Protocol):
@@ -48,13 +57,13 @@ class _Ports(Protocol):
     def hairpin(self, index: int) -> bool: ...
 
 
-def _is_off(record: Record, index: int, ask: _Ports) -> bool:
+def _is_off(link: _Link, index: int, ask: _Ports) -> bool:
     """Whether a bridge port lacks the hairpin flag; one that is gone lacks nothing."""
     try:
         return not ask.hairpin(index)
     except OSError as error:
         if error.errno not in GONE:
-            raise _no_flags(record, error) from error
+            raise _no_flags(link, error) from error
         return False
 
 
@@ -96,29 +105,30 @@ class LinkKeeper:
         self._owed: dict[tuple[int, str], int] = {}
 
     def plan(
-        self, record: Record, existing: Record | None, node: NodeView, seen: PodLink
-    ) -> Record:
-        """Complete the record with what is found on the link now.
+        self, attachment: Attachment, existing: Record | None, node: NodeView, seen: PodLink
+    ) -> Flags:
+        """What the attachment's record has to say of the flags as they are found now.
 
         ``seen``: the link as it was read an instant ago; what it does not say is asked for.
         """
         found: int | None = None
-        index = record.link.index
-        if index and answers_loopback(record.attachment, node):
-            found = self._registry.route_localnet_found(index)
+        if seen.index and answers_loopback(attachment, node):
+            found = self._registry.route_localnet_found(seen.index)
             if found is None:
                 found = seen.route_localnet
             if found is None:
-                with _link_may_be_gone(record):
-                    found = self._machine.route_localnet(index)
+                with _link_may_be_gone(seen):
+                    found = self._machine.route_localnet(seen.index)
         kept = existing.hairpin_set if existing is not None else ()
-        ports = dict.fromkeys([*kept, *self._hairpin_wanted(record, seen.hairpin)])
-        return record.model_copy(
-            update={"route_localnet_found": found, "hairpin_set": tuple(ports)}
-        )
+        ports = dict.fromkeys([*kept, *self._hairpin_wanted(attachment, seen, seen.hairpin)])
+        return {"route_localnet_found": found, "hairpin_set": tuple(ports)}
 
     def _hairpin_wanted(
-        self, record: Record, on: tuple[int, ...] | None = None, ask: _Ports | None = None
+        self,
+        attachment: Attachment,
+        link: _Link,
+        on: tuple[int, ...] | None = None,
+        ask: _Ports | None = None,
     ) -> list[int]:
         """Bridge ports that must send the pod's own frames back and do not yet.
 
@@ -127,13 +137,12 @@ class LinkKeeper:
         ``on``: ports that are known to do so; None: each is asked, of ``ask``.
         """
         ask = ask or self._machine
-        attachment = record.attachment
-        if not record.link.ports or not attachment.options.snat:
+        if not link.ports or not attachment.options.snat:
             return []
         if on is not None:
-            off = [index for index, _ in record.link.ports if index not in on]
+            off = [index for index, _ in link.ports if index not in on]
         else:
-            off = [index for index, _ in record.link.ports if _is_off(record, index, ask)]
+            off = [index for index, _ in link.ports if _is_off(link, index, ask)]
         # claims last: a look at ten thousand attachments mostly ends before
         if not off or not any(
             ask.bridge_netfilter(f) for f in {c.family for c in attachment.claims()}
@@ -151,12 +160,12 @@ class LinkKeeper:
         if record.route_localnet_found == 0:
             self._owed.pop((index, ROUTE_LOCALNET), None)
             if seen is None or seen.route_localnet != 1:
-                with _link_may_be_gone(record):
+                with _link_may_be_gone(record.link):
                     self._machine.set_route_localnet(index, 1)
         for port in record.hairpin_set:
             self._owed.pop((port, HAIRPIN), None)
             if seen is None or port not in (seen.hairpin or ()):
-                with _link_may_be_gone(record):
+                with _link_may_be_gone(record.link):
                     self._machine.set_hairpin(port, True)
 
     def release(self, record: Record, keep: Record | None = None) -> None:
@@ -203,7 +212,7 @@ class LinkKeeper:
                 missing.append(f"link {name}")
         missing.extend(
             f"hairpin flag of bridge port {dict(record.link.ports).get(index, index)}"
-            for index in self._hairpin_wanted(record)
+            for index in self._hairpin_wanted(record.attachment, record.link)
         )
         return missing
 
@@ -232,8 +241,8 @@ class LinkKeeper:
             for record in self._registry.on_port(port):
                 if names is not None and record.link.name not in names:
                     continue
-                if port in self._hairpin_wanted(record, ask=ask):
-                    with _link_may_be_gone(record):
+                if port in self._hairpin_wanted(record.attachment, record.link, ask=ask):
+                    with _link_may_be_gone(record.link):
                         self._machine.set_hairpin(port, True)
                         mended.append(f"hairpin of port {dict(record.link.ports)[port]}")
                     break
@@ -270,7 +279,7 @@ class LinkKeeper:
             return None
         if link.name != record.link.name or link.index in (0, record.link.index):
             return None
-        found = {"link": link_record(link), "route_localnet_found": None, "hairpin_set": ()}
-        moved = self.plan(record.model_copy(update=found), None, node, link)
+        flags = self.plan(record.attachment, None, node, link)
+        moved = record.model_copy(update={"link": link_record(link), **flags})
         self.use(moved)
         return moved

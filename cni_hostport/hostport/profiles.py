@@ -18,6 +18,11 @@ from cni_hostport.netfilter.nftprofiles import Profile
 _ByOwner = dict[str, frozenset[Profile]]
 
 
+def _has_conditions(placed: Placed | None) -> bool:
+    options = placed.attachment.options if placed is not None else None
+    return options is not None and bool(options.conditions_v4 or options.conditions_v6)
+
+
 class Profiles:
     """Profiles by attachment, and those believed to be in the kernel."""
 
@@ -43,6 +48,8 @@ class Profiles:
 
     def ask(self, changes: Mapping[str, Placed | None]) -> _ByOwner:
         """Take in what attachments want now; returns what they wanted before."""
+        if not self._by_owner and not any(map(_has_conditions, changes.values())):
+            return {}  # as on most nodes
         before = {key: self._by_owner.get(key, frozenset()) for key in changes}
         empty: frozenset[Profile] = frozenset()
         self.put_back({k: attachment_profiles(p) if p else empty for k, p in changes.items()})

@@ -23,28 +23,32 @@ class _Index(Generic[K]):
     """Keys of records by something; mostly one each, so mostly without a container."""
 
     def __init__(self) -> None:
-        self._keys: dict[K, str | tuple[str, ...]] = {}
+        self._keys: dict[K, str | dict[str, None]] = {}
 
     def add(self, at: K, key: str) -> None:
-        there = self.at(at)
-        if key not in there:
-            self._keys[at] = (*there, key) if there else key
+        there = self._keys.get(at)
+        if there is None:
+            self._keys[at] = key
+        elif isinstance(there, dict):
+            there[key] = None
+        elif there != key:
+            self._keys[at] = {there: None, key: None}
 
     def remove(self, at: K, key: str) -> None:
-        rest = tuple(k for k in self.at(at) if k != key)
-        if len(rest) > 1:
-            self._keys[at] = rest
-        elif rest:
-            self._keys[at] = rest[0]
-        else:
-            self._keys.pop(at, None)
+        there = self._keys.get(at)
+        if isinstance(there, dict):
+            there.pop(key, None)
+            if len(there) == 1:
+                self._keys[at] = next(iter(there))
+        elif there == key:
+            del self._keys[at]
 
     def __bool__(self) -> bool:
         return bool(self._keys)
 
     def at(self, at: K) -> tuple[str, ...]:
         there = self._keys.get(at, ())
-        return (there,) if isinstance(there, str) else there
+        return (there,) if isinstance(there, str) else tuple(there)
 
 
 class Registry:

@@ -44,8 +44,9 @@ class Wanted:
 
     def first_at(self, place: Place) -> Element | None:
         """The element that the kernel should hold at a place."""
-        found = self.at(place)
-        return None if found is None else first(found)
+        keys = self._by_set.get((place[0], place[1]))
+        found = None if keys is None else keys.get(place[2])
+        return first(found) if isinstance(found, dict) else found
 
     def replace(self, owner: str, elements: Iterable[Element]) -> None:
         """Make this what the owner wants; nothing: forget it."""
