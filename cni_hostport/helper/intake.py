@@ -16,6 +16,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from cni_hostport.helper.connection import Connection, Request
 from cni_hostport.helper.worker import Job, Worker
@@ -38,7 +39,8 @@ class Intake:
 
     ``accept`` gives the clients that wait; ``serve`` makes a whole request a job, or gives
     it to the loop (None); ``slow`` takes whoever has not asked yet; ``ready`` is called
-    whenever the worker has nothing to do.
+    whenever the worker has nothing to do; ``together`` before and after the jobs of several
+    calls that came at one moment.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Intake:
         serve: Serve,
         slow: Callable[[Connection], None],
         ready: Callable[[], None],
+        together: Callable[[bool], None],
     ) -> None:
         self._worker = worker
+        self._together = together
         self._accept, self._serve, self._slow, self._ready = accept, serve, slow, ready
         self._coming: dict[int, tuple[Connection, float]] = {}
         self._poll = select.epoll()
@@ -87,6 +91,8 @@ class Intake:
                 self._read(connection, until, jobs, self._poll.register)
         if self._coming:
             self._give_up_on(time.monotonic())
+        if len(jobs) > 1:
+            return [partial(self._together, True), *jobs, partial(self._together, False)]
         return jobs
 
     def _read(

@@ -66,6 +66,7 @@ class Loop:
             self._problem,
             operations.jobs(helper),
             self._give,
+            helper.machine.together,
         )
 
     def _give(self, channel: socket.socket, clients: list[socket.socket]) -> None:

@@ -28,6 +28,10 @@ RESERVED = 128
 """Descriptors that holders leave to callers and tools: who finds none left is told so."""
 
 
+TOGETHER = 0.1
+"""Seconds for which what calls of one moment were told of a bridge is good for the rest of them."""
+
+
 class KernelMachine:
     """Answers from this net namespace, over sockets that stay open."""
 
@@ -40,6 +44,21 @@ class KernelMachine:
         self._view = self._look()
         self._rtnl = Rtnl()
         self._conntrack = Conntrack()
+        self._together_until = 0.0
+        self._bridges: dict[int, Link] = {}
+        self._filtered: dict[Family, bool] = {}
+
+    def together(self, several: bool) -> None:
+        """Whether the calls that follow came at one moment.
+
+        What they all ask of the same bridge is then asked once, as of that moment.
+        """
+        self._together_until = time.monotonic() + TOGETHER if several else 0.0
+        self._bridges, self._filtered = {}, {}
+
+    @property
+    def _is_together(self) -> bool:
+        return time.monotonic() < self._together_until
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -64,9 +83,15 @@ class KernelMachine:
 
     def _connected(self, address: IPAddress) -> Link | None:
         index = self._rtnl.route_link(address)
-        # lo: the address is the node's own; it needs no flag of ours
-        link = self._rtnl.link(index) if index not in (None, 1) else None
-        return link if link is not None and link.index != 1 else None
+        if index is None or index == 1:  # lo: the address is the node's own; it needs no flag
+            return None
+        together = self._is_together
+        if together and index in self._bridges:
+            return self._bridges[index]
+        link = self._rtnl.link(index)
+        if together and link is not None and link.kind == "bridge":
+            self._bridges[index] = link
+        return link
 
     def _described(self, link: Link, names: Iterable[str]) -> PodLink:
         flag = None if link.route_localnet is None else int(link.route_localnet)
@@ -85,7 +110,11 @@ class KernelMachine:
 
     def bridge_netfilter(self, family: Family) -> bool:
         """Whether bridged packets go through iptables' hooks."""
-        return bool(sysctl.bridge_nf_call(family))
+        if not self._is_together:
+            return bool(sysctl.bridge_nf_call(family))
+        if family not in self._filtered:
+            self._filtered[family] = bool(sysctl.bridge_nf_call(family))
+        return self._filtered[family]
 
     def route_localnet(self, index: int) -> int:
         """The link's own flag; OSError if the link is gone or has no IPv4."""
@@ -96,6 +125,7 @@ class KernelMachine:
 
     def set_route_localnet(self, index: int, value: int) -> None:
         """Set the link's own flag."""
+        self._bridges.pop(index, None)
         if not sysctl.set_route_localnet(index, bool(value)):
             self._rtnl.set_route_localnet(index, bool(value))
 

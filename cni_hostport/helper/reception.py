@@ -56,7 +56,7 @@ class Reception:
     """The listening socket and its clients. Methods are the loop thread's unless they say so.
 
     ``received`` takes a whole request on the loop; ``job`` takes one on the worker, and makes
-    it a job or gives it to the loop (None).
+    it a job or gives it to the loop (None). ``together`` is told of calls of one moment.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Reception:
         worker: Worker,
         received: Callable[[Connection, Request], None],
         job: Serve,
+        together: Callable[[bool], None] = lambda _several: None,
     ) -> None:
         self._sock = sock
         self._worker = worker
@@ -74,7 +75,9 @@ class Reception:
         self._pause: asyncio.TimerHandle | None = None
         self._accepting = False
         self._relieved = False
-        self._intake = Intake(worker, self._taken_in, job, self._watch_soon, self._worker_is_back)
+        self._intake = Intake(
+            worker, self._taken_in, job, self._watch_soon, self._worker_is_back, together
+        )
         worker.idle = self._intake.wait
 
     @property

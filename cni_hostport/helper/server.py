@@ -46,6 +46,7 @@ class Server:
         problem: Callable[[str], str],
         jobs: Mapping[str, Operation] | None = None,
         handover: Handover | None = None,
+        together: Callable[[bool], None] = lambda _several: None,
     ) -> None:
         self._handover = handover
         self._jobs = jobs or {}
@@ -54,7 +55,7 @@ class Server:
         self._operations = operations
         self._problem = problem
         self._loop = asyncio.get_running_loop()
-        self.reception = Reception(sock, worker, self._received, self._job)
+        self.reception = Reception(sock, worker, self._received, self._job, together)
 
     def _job(self, connection: Connection, request: Request) -> Job | None:
         """Worker: what it does itself; everything else is the loop's."""

@@ -254,9 +254,56 @@ def test_the_call_that_starts_the_helper(bundle, run_dir, tmp_path):
     assert os.getsid(helper) == helper
     with open(f"/proc/{helper}/environ", "rb") as file:
         names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0") if entry}
-    boot_loader = {name for name in names if name.startswith((b"_PYI_", b"LD_LIBRARY_PATH"))}
-    assert names - boot_loader == {b"CNI_HOSTPORT_RUN_DIR", b"LANG", b"PATH"}
+    front = {b"LD_LIBRARY_PATH", b"PYTHONHOME", b"PYTHONPATH", b"PYTHONCOERCECLOCALE"}
+    assert names - front == {b"CNI_HOSTPORT_RUN_DIR", b"LANG", b"PATH"}
     assert os.stat(f"{run_dir}/helper.log").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"LD_LIBRARY_PATH": "/opt/containerd/lib:", "LD_LIBRARY_PATH_ORIG": "/nonexistent"},
+        {"PYTHONHOME": "/nonexistent", "PYTHONPATH": "/nonexistent", "PYTHONVERBOSE": "1"},
+        {"PYTHONINSPECT": "1", "PYTHONSTARTUP": "/nonexistent", "PYTHONMALLOC": "nonsense"},
+        {"LC_ALL": "xx_YY.nonsense"},
+        {"LANG": "C", "LC_CTYPE": "POSIX"},
+    ],
+)
+def test_the_helper_executable_in_hostile_environments(folder, env):
+    """From a working directory that holds modules by Python's own names."""
+    argv = [f"{folder}/cni-hostport-helper", "version", "--json"]
+    done = subprocess.run(argv, env=env, capture_output=True, check=True, cwd=ROOT)
+    assert json.loads(done.stdout)["protocol"] == 1
+    assert done.stderr == b""
+
+
+def test_the_helper_executable_behind_links_and_without_proc(folder, tmp_path):
+    os.symlink(f"{folder}/cni-hostport-helper", tmp_path / "linked")
+    done = subprocess.run([tmp_path / "linked", "version"], env={}, capture_output=True, check=True)
+    assert done.stdout.startswith(b"cni-hostport ")
+    script = 'mount -t tmpfs none /proc && exec "$@"'
+    argv = ["unshare", "-m", "sh", "-c", script, "sh", f"{folder}/cni-hostport-helper", "version"]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == done.stdout
+
+
+def test_the_helper_executable_hands_on_every_argument(folder):
+    helper = f"{folder}/cni-hostport-helper"
+    for argument in ("--nonsense", "", "ö a", "-c", "-m"):
+        done = subprocess.run([helper, argument], env={}, capture_output=True, check=False)
+        assert done.returncode == 2, done
+        assert done.stdout == b""
+
+
+def test_a_path_that_no_bundle_runs_from_is_named(tmp_path):
+    copy = tmp_path / "a:b"
+    shutil.copytree(BUNDLE, copy, symlinks=True)
+    done = subprocess.run(
+        [copy / "cni-hostport-helper", "version"], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    wanted = f"cni-hostport-helper: {copy}: a bundle does not run from a path with a colon\n"
+    assert done.stderr.decode() == wanted
 
 
 def test_calls_at_once_start_one_helper(bundle, run_dir):

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cni_hostport.helper.machine import TOGETHER, KernelMachine
 from cni_hostport.host import links, netns, sysctl
 from cni_hostport.host.links import AddressEvents, NodeAddress, NodeAddresses
-from cni_hostport.host.rtnl import Rtnl
-from cni_hostport.model import Family
+from cni_hostport.host.rtnl import Link, Rtnl
+from cni_hostport.model import Attachment, AttachmentID, Family, PodAddress
 from lab.private_net import ip, private_net
 
 pytestmark = pytest.mark.lab
@@ -278,6 +279,21 @@ class TestAddressEvents:
         assert watched.is_right()
         assert watched.addresses.addresses == LO
 
+    def test_flags_that_an_add_sets_wake_nobody(self, watched: Watched, rtnl: Rtnl) -> None:
+        make_bridge()
+        ip("addr", "add", "192.0.2.1/24", "dev", "br0")
+        watched.drain()
+        port, bridge = socket.if_nametoindex("veth0"), socket.if_nametoindex("br0")
+        for on in (True, False):
+            rtnl.set_hairpin(port, on)
+            assert sysctl.set_route_localnet(bridge, on)
+        with pytest.raises(BlockingIOError):
+            watched.events._socket.recv(1 << 16, socket.MSG_PEEK)
+        ip("link", "set", "veth0", "nomaster")
+        ip("link", "del", "br0")
+        assert watched.drain()
+        assert watched.addresses.addresses == LO
+
     def test_renamed_link(self, watched: Watched) -> None:
         make_bridge()
         ip("addr", "add", "192.0.2.1/24", "dev", "br0")
@@ -382,6 +398,39 @@ class TestSysctl:
             setting.write_text(str(value))
             assert sysctl.bridge_nf_call(family) is bool(value)
 
+    def test_route_localnet_is_the_numbers_alone(self, rtnl: Rtnl) -> None:
+        make_bridge()
+        ip("link", "add", "br0.5", "type", "bridge")
+        for name in ("br0", "br0.5", "veth0"):
+            index = socket.if_nametoindex(name)
+            for wanted in (True, False, True):
+                assert sysctl.set_route_localnet(index, wanted)
+                link = rtnl.link(index)
+                assert link is not None
+                assert link.route_localnet is wanted
+            assert sysctl.set_route_localnet(index, False)
+        index = socket.if_nametoindex("br0")
+        ip("link", "set", "br0", "down")
+        ip("link", "set", "br0", "name", "br1")
+        ip("link", "add", "br0", "type", "bridge")
+        assert sysctl.set_route_localnet(index, True)
+        assert [link and link.route_localnet for link in map(rtnl.link, ("br0", "br1"))] == [
+            False,
+            True,
+        ]
+        assert not sysctl.set_route_localnet(4711, True)
+
+    def test_a_name_that_changes_hands_is_left_alone(
+        self, rtnl: Rtnl, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the look at the name and the opening of its file."""
+        make_bridge()
+        monkeypatch.setattr(socket, "if_indextoname", lambda _index: "br0")
+        assert not sysctl.set_route_localnet(socket.if_nametoindex("veth0"), True)
+        bridge = rtnl.link("br0")
+        assert bridge is not None
+        assert bridge.route_localnet is False
+
     def test_link_names_with_dots(self) -> None:
         ip("link", "add", "br0.5", "type", "bridge")
         assert sysctl.read_int("net", "ipv4", "conf", "br0.5", "forwarding") == 0
@@ -397,11 +446,25 @@ def other() -> Iterator[int]:
     os.close(fd)
 
 
+@pytest.fixture
+def by_entering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a kernel before 6.18, whose descriptors of a namespace do not tell its cookie."""
+    monkeypatch.setattr(netns, "_ids_are_cookies", lambda: False)
+
+
+@pytest.fixture(params=["by ioctl", "by entering"])
+def either_way(request: pytest.FixtureRequest) -> None:
+    """Both ways to a cookie, where the kernel has both."""
+    if request.param == "by entering":
+        request.getfixturevalue("by_entering")
+
+
 def own_inode() -> int:
     return os.stat("/proc/thread-self/ns/net").st_ino
 
 
 class TestNetns:
+    @pytest.mark.usefixtures("either_way")
     def test_cookie_of_another_namespace(self, other: int) -> None:
         home = own_inode()
         here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
@@ -418,12 +481,31 @@ class TestNetns:
         assert not netns.same_namespace(here, other)
         os.close(here)
 
+    def test_both_ways_give_one_number(self, other: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        cookie = netns.cookie(other)
+        monkeypatch.setattr(netns, "_ids_are_cookies", lambda: False)
+        assert netns.cookie(other) == cookie
+
+    def test_numbers_that_are_no_cookies_are_not_used(
+        self, other: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Shown by our own namespace's, once."""
+        right = netns.cookie(other)
+        netns._ids_are_cookies.cache_clear()
+        try:
+            monkeypatch.setattr(netns, "_id", lambda _fd: 1 << 62)
+            assert netns.cookie(other) == right
+        finally:
+            netns._ids_are_cookies.cache_clear()
+
+    @pytest.mark.usefixtures("either_way")
     def test_cookie_leaves_no_descriptor(self, other: int) -> None:
         before = os.listdir("/proc/self/fd")
         for _ in range(5):
             netns.cookie(other)
         assert os.listdir("/proc/self/fd") == before
 
+    @pytest.mark.usefixtures("by_entering")
     def test_failure_inside_comes_home(self, other: int, monkeypatch: pytest.MonkeyPatch) -> None:
         home = own_inode()
 
@@ -436,6 +518,7 @@ class TestNetns:
             netns.cookie(other)
         assert own_inode() == home
 
+    @pytest.mark.usefixtures("by_entering")
     def test_process_ends_where_there_is_no_way_home(
         self, other: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -489,3 +572,73 @@ class TestNetns:
         assert netns.state(str(place), known) == "gone"
         os.close(first)
         os.close(second)
+
+
+class TestTogether:
+    """What calls of one moment ask of the same bridge."""
+
+    @pytest.fixture
+    def machine(self, monkeypatch: pytest.MonkeyPatch) -> KernelMachine:
+        make_bridge()
+        ip("addr", "add", "10.88.0.1/16", "dev", "br0")
+        self.asked: list[int | str] = []
+        plain = Rtnl.link
+
+        def counted(rtnl: Rtnl, which: int | str) -> Link | None:
+            self.asked.append(which)
+            return plain(rtnl, which)
+
+        monkeypatch.setattr(Rtnl, "link", counted)
+        return KernelMachine()
+
+    def pod(self, number: int) -> Attachment:
+        return Attachment(
+            identity=AttachmentID(network="n", container_id=str(number), ifname="eth0"),
+            addresses=(PodAddress(ip_address(f"10.88.0.{number}"), 16),),
+            mappings=(),
+            interfaces=("br0", "veth0"),
+        )
+
+    def test_a_bridge_is_asked_once(self, machine: KernelMachine) -> None:
+        alone = machine.pod_link(self.pod(2))
+        machine.together(True)
+        assert [machine.pod_link(self.pod(n)) for n in (2, 3, 4)] == [alone] * 3
+        assert len(self.asked) == 2
+        machine.together(False)
+        machine.pod_link(self.pod(2))
+        assert len(self.asked) == 3
+        assert alone.ports == ((socket.if_nametoindex("veth0"), "veth0"),)
+
+    def test_a_change_of_ours_is_seen(self, machine: KernelMachine) -> None:
+        machine.together(True)
+        link = machine.pod_link(self.pod(2))
+        assert link.route_localnet == 0
+        machine.set_route_localnet(link.index, 1)
+        assert machine.pod_link(self.pod(3)).route_localnet == 1
+
+    def test_an_answer_is_not_good_for_long(
+        self, machine: KernelMachine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        machine.together(True)
+        machine.pod_link(self.pod(2))
+        later = time.monotonic() + TOGETHER + 1
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        ip("link", "set", "br0", "down")
+        ip("link", "set", "br0", "name", "br1")
+        ip("link", "set", "br1", "up")
+        assert machine.pod_link(self.pod(3)).name == "br1"
+
+    @pytest.mark.parametrize("family", list(Family))
+    def test_netfilter_of_bridges(self, machine: KernelMachine, family: Family) -> None:
+        name = {Family.V4: "iptables", Family.V6: "ip6tables"}[family]
+        setting = Path(f"/proc/sys/net/bridge/bridge-nf-call-{name}")
+        if not setting.exists():
+            pytest.skip("kernel lacks br_netfilter")
+        for value in (True, False):
+            machine.together(False)
+            setting.write_text(str(int(value)))
+            assert machine.bridge_netfilter(family) is value
+            machine.together(True)
+            assert machine.bridge_netfilter(family) is value
+            setting.write_text(str(int(not value)))
+            assert machine.bridge_netfilter(family) is value

@@ -81,7 +81,7 @@ EFFECTS: tuple[tuple[Any, str], ...] = (
     (nfnetlink.Nftables, "apply"),
     (nfnetlink.Nftables, "delete_tables"),
     (parts.nftcmd, "load"),
-    (rtnl.Rtnl, "set_route_localnet"),
+    (machine.KernelMachine, "set_route_localnet"),
     (rtnl.Rtnl, "set_hairpin"),
     (conntrack.Conntrack, "drop_udp_to"),
     (conntrack.Conntrack, "drop_udp_from"),

@@ -37,6 +37,13 @@ fuzz = settings(
 FRAME = shim.pack_request(b"C", 3, {b"CNI_COMMAND": b"DEL", b"CNI_ARGS": b"a=b"}, b"{}")
 
 
+def served(core: Core, request: CallRequest) -> Answer:
+    """The answer, counted and logged as well."""
+    outcome = core.handle(request)
+    outcome.note()
+    return outcome.answer
+
+
 def mutated(data: bytes) -> st.SearchStrategy[bytes]:
     """The data with pieces cut out, put in, doubled or changed."""
 
@@ -168,7 +175,7 @@ def test_calls(calls: list[tuple[dict[str, str], Any]]) -> None:
         core = Core(helper.manager, Path(folder), Metrics())
         for env, config in calls:
             raw = json.dumps(config).encode()
-            answer = core.handle(CallRequest(env=env, stdin=raw)).answer
+            answer = served(core, CallRequest(env=env, stdin=raw))
             assert answer.status in (0, 1)
             if answer.status:
                 error = json.loads(answer.out)
@@ -186,7 +193,7 @@ def test_stdin_of_any_bytes(raw: bytes, env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         helper = Helper(World())
         core = Core(helper.manager, Path(folder), Metrics())
-        answer = core.handle(CallRequest(env=env, stdin=raw)).answer
+        answer = served(core, CallRequest(env=env, stdin=raw))
         assert answer.status in (0, 1)
         assert answer.status == 0 or json.loads(answer.out)["code"] != 999
         os.close(core._home)

@@ -33,9 +33,14 @@ class Desk:
         self.loop = asyncio.get_running_loop()
         self.worker = Worker()
         self.served: list[tuple[str, bytes]] = []
-        self.reception = Reception(listen(self.path), self.worker, self._received, self._job)
+        self.reception = Reception(
+            listen(self.path), self.worker, self._received, self._job, self._note
+        )
         self.worker.start()
         self.reception.start()
+
+    def _note(self, several: bool) -> None:
+        self.served.append((threading.current_thread().name, b"<" if several else b">"))
 
     def _job(self, connection: Connection, request: Request) -> Job | None:
         if request.kind == shim.KIND_CALL:
@@ -160,6 +165,21 @@ def test_a_slow_client_holds_up_nobody(tmp_path: Path) -> None:
         assert len(desk.reception.clients) == 5
         for client in slow:
             client.close()
+
+    scene(tmp_path, play)
+
+
+def test_calls_of_one_moment_are_said_to_be(tmp_path: Path) -> None:
+    async def play(desk: Desk) -> None:
+        go = desk.occupy()
+        clients = [desk.connect() for _ in range(3)]
+        for client in clients:
+            client.send(CALL)
+        go.set()
+        assert [await desk.answer(c) for c in clients] == [b"C"] * 3
+        assert await desk.ask(CALL) == b"C"
+        assert [kind for _, kind in desk.served] == [b"<", b"C", b"C", b"C", b">", b"C"]
+        assert {thread for thread, _ in desk.served} == {"worker"}
 
     scene(tmp_path, play)
 
