@@ -277,7 +277,8 @@ def program() -> list[str]:
 
 def bundle() -> str:
     """The bundle's folder, as its executables say; empty where Python runs from elsewhere."""
-    return getattr(sys, "bundle", "")
+    internal: str = getattr(sys, "_MEIPASS", "")  # by PyInstaller's boot loader
+    return getattr(sys, "bundle", "") or internal.rpartition("/")[0]
 
 
 def run_program(arguments: list[str]) -> "NoReturn":
