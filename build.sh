@@ -166,6 +166,8 @@ python_bundle() {
             --workpath build/work packaging/cni-hostport.spec >&2
         compile_plugin build/dist/cni-hostport/cni-hostport
         compile_helper build/dist/cni-hostport/cni-hostport-helper
+        # neither of the two needs it; PyInstaller's own executables would
+        mv build/dist/cni-hostport/_internal/libpython*.so* build/work/cni-hostport/
         rm -rf build/old
         [ ! -e "$BUNDLE" ] || mv "$BUNDLE" build/old
         mv build/dist/cni-hostport "$BUNDLE"

@@ -43,8 +43,8 @@ int main(int argc, char **argv) {
     char modules[4 * PATH_MAX], **command = calloc((size_t)argc + 4, sizeof *command);
     if (!slash || !command) return fail("cannot start", "its own place is not known");
     *slash = 0;
-    /* both lists below are split at colons */
-    if (strchr(folder, ':')) return fail(folder, "a bundle does not run from a path with a colon");
+    /* Python splits a list of folders at colons, the loader at semicolons too, and expands $ */
+    if (strpbrk(folder, ":;$")) return fail(folder, "no bundle runs from a path with : or ; or $");
     snprintf(internal, sizeof internal, "%s/_internal", folder);
     snprintf(python, sizeof python, "%s/" NAME, internal);
     snprintf(script, sizeof script, "%s/cni_hostport/__main__.pyc", internal);
@@ -52,7 +52,8 @@ int main(int argc, char **argv) {
              internal, internal, internal);
     forget("PYTHON"), forget("LD_LIBRARY_PATH");
     if (setenv("LD_LIBRARY_PATH", internal, 1) || setenv("PYTHONHOME", internal, 1) ||
-        setenv("PYTHONPATH", modules, 1) || setenv("PYTHONCOERCECLOCALE", "0", 1))
+        setenv("PYTHONPATH", modules, 1) || setenv("PYTHONCOERCECLOCALE", "0", 1) ||
+        setenv("PYTHONUTF8", "1", 1)) /* other encodings are not where Python looks so early */
         return fail("cannot start", strerror(errno));
     command[0] = python, command[1] = "-sSPOO", command[2] = script;
     for (int n = 1; n < argc; n++) command[n + 2] = argv[n];

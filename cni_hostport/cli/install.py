@@ -101,6 +101,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     for path in (arguments.prefix, *(arguments.bin_dir or ()), *(arguments.conflist or ())):
         if not path.startswith("/"):
             it.error(f"{path!r} is no absolute path")
+    if any(character in arguments.prefix for character in ":;$"):
+        it.error(f"--prefix {arguments.prefix!r}: no bundle runs from a path with : or ; or $")
     return arguments
 
 

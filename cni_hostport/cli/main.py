@@ -76,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         status = int(importlib.import_module(module_of(command)).main(argv[1:]))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
     except BrokenPipeError:  # `cni-hostport status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

@@ -134,6 +134,11 @@ class Connection:
             self._loop.call_soon_threadsafe(self._flush)
         return True
 
+    def leave(self) -> None:
+        """Close without an answer, once its request was whole. Any thread."""
+        if self._open:
+            self._let_go()
+
     @property
     def silent(self) -> bool:
         """Whether it is connected and has sent nothing yet."""

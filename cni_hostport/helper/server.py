@@ -83,7 +83,7 @@ class Server:
 
     def _call(self, connection: Connection, request: Request, arrived: float) -> None:
         """Serve one call on the worker; an ADD nobody waits for any more is undone."""
-        env = _as_text(request.env)
+        env, delivered = _as_text(request.env), False
         try:
             outcome = self._core.handle(
                 CallRequest(
@@ -99,10 +99,14 @@ class Server:
             delivered = wanted and connection.answer(outcome.answer)
         finally:
             close_descriptors(request)
-        outcome.note()
-        if outcome.undo is not None and not delivered:
-            log.warning("the caller of an ADD is gone before the answer: undone")
-            outcome.undo()
+            if not delivered:
+                connection.leave()
+        try:
+            outcome.note()
+        finally:
+            if outcome.undo is not None and not delivered:
+                log.warning("the caller of an ADD is gone before the answer: undone")
+                outcome.undo()
 
     def _status(self, request: Request) -> Answer:
         """CNI STATUS: never waits for the worker."""

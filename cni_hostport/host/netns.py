@@ -15,6 +15,7 @@ import functools
 import os
 import socket
 import sys
+from contextlib import suppress
 from typing import Literal
 
 _CLONE_NEWNET = 0x40000000
@@ -59,7 +60,8 @@ def cookie(fd: int, home: int = -1) -> int | None:
     if not is_netns(fd):
         return None
     if _ids_are_cookies():
-        return _id(fd)
+        with suppress(OSError):
+            return _id(fd)
     if home >= 0:
         return _cookie_from(fd, home)
     try:

@@ -188,7 +188,8 @@ class SourceNode:
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """Signal the helper and wait for its end."""
-        os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself just now
+            os.kill(self.pid, number)
         return self.ended()
 
     def others(self) -> list[int]:
@@ -211,14 +212,18 @@ class SourceNode:
         """What helpers of this node have logged."""
         return self.node.path("/run/stderr").read_text(errors="replace")
 
-    def fault(self, order: str) -> None:
-        """Order a fault (see zygote.py); empty: none."""
+    def fault(self, order: str) -> bool:
+        """Order a fault (see zygote.py); empty: none, and whether one was taken back in time."""
         path = self.node.path(FAULT)
         if order:
             path.with_name("fault.new").write_text(order)
             path.with_name("fault.new").rename(path)
         else:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return False
+        return True
 
     # -- pods and calls -------------------------------------------------------------------------
 

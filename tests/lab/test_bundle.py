@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import pathlib
 import resource
 import shutil
 import signal
@@ -50,6 +51,8 @@ def folder(request, tmp_path_factory):
         put_launcher_in(copy)
     if request.param == "pyinstaller":
         shutil.copy(BY_PYINSTALLER, f"{copy}/cni-hostport")
+        for library in pathlib.Path(BY_PYINSTALLER).parent.glob("libpython*.so*"):
+            shutil.copy(library, f"{copy}/_internal")
     return copy
 
 
@@ -254,7 +257,8 @@ def test_the_call_that_starts_the_helper(bundle, run_dir, tmp_path):
     assert os.getsid(helper) == helper
     with open(f"/proc/{helper}/environ", "rb") as file:
         names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0") if entry}
-    front = {b"LD_LIBRARY_PATH", b"PYTHONHOME", b"PYTHONPATH", b"PYTHONCOERCECLOCALE"}
+    front = {b"LD_LIBRARY_PATH", b"PYTHONHOME", b"PYTHONPATH"}
+    front |= {b"PYTHONCOERCECLOCALE", b"PYTHONUTF8"}
     assert names - front == {b"CNI_HOSTPORT_RUN_DIR", b"LANG", b"PATH"}
     assert os.stat(f"{run_dir}/helper.log").st_mode & 0o777 == 0o600
 
@@ -295,15 +299,30 @@ def test_the_helper_executable_hands_on_every_argument(folder):
         assert done.stdout == b""
 
 
-def test_a_path_that_no_bundle_runs_from_is_named(tmp_path):
-    copy = tmp_path / "a:b"
+def test_the_helper_executable_with_closed_descriptors(folder):
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        argv = ["/bin/sh", "-c", f'"$1" version {closed}', "sh", f"{folder}/cni-hostport-helper"]
+        done = subprocess.run(argv, env={}, capture_output=True, check=True)
+        assert done.stderr == b""
+
+
+@pytest.mark.parametrize("name", ["a:b", "a;b", "a${LIB}b"])
+def test_a_path_that_no_bundle_runs_from_is_named(tmp_path, name):
+    copy = tmp_path / name
     shutil.copytree(BUNDLE, copy, symlinks=True)
     done = subprocess.run(
         [copy / "cni-hostport-helper", "version"], capture_output=True, check=False
     )
     assert (done.returncode, done.stdout) == (1, b"")
-    wanted = f"cni-hostport-helper: {copy}: a bundle does not run from a path with a colon\n"
+    wanted = f"cni-hostport-helper: {copy}: no bundle runs from a path with : or ; or $\n"
     assert done.stderr.decode() == wanted
+
+
+def test_it_is_not_installed_to_such_a_path():
+    argv = [f"{BUNDLE}/cni-hostport-helper", "install", "--prefix", "/opt/a:b", "--dry-run"]
+    done = subprocess.run(argv, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"--prefix '/opt/a:b': no bundle runs from a path with : or ; or $" in done.stderr
 
 
 def test_calls_at_once_start_one_helper(bundle, run_dir):
