@@ -106,7 +106,7 @@ def steps_of_helper():
         ("environment and JSON parsed and checked", cni, "parse_call"),
         ("mappings, options, pod addresses out of it", cni, "attachment_of"),
         ("the result made ready", cni, "result_bytes"),
-        ("the pod namespace's cookie (path opened, setns there and back)", core.Core, "_cookie"),
+        ("the pod namespace's cookie (path opened, its number asked for)", core.Core, "_cookie"),
         ("address events taken in", HostPortManager, "follow_addresses"),
         ("conflicts looked up", HostPortManager, "_settle_conflicts"),
         ("socket opened and bound", Holds, "change"),
