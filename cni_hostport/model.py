@@ -181,12 +181,11 @@ class AttachmentID(Model):
     @property
     def key(self) -> str:
         """16 base32 characters: file name of the record, comment of every element."""
-        return key_of(self.network, self.container_id, self.ifname)
+        return _key_of(self.network, self.container_id, self.ifname)
 
 
 @lru_cache(maxsize=64)  # asked for a dozen times in one call, and one string then serves all
-def key_of(network: str, container_id: str, ifname: str) -> str:
-    """The key of an attachment of that identity."""
+def _key_of(network: str, container_id: str, ifname: str) -> str:
     text = "\0".join((network, container_id, ifname))
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
     number = int.from_bytes(digest[:10], "big")
@@ -233,7 +232,7 @@ class Attachment(Model):
     def key(self) -> str:
         """The identity's key."""
         identity = self.identity
-        return key_of(identity.network, identity.container_id, identity.ifname)
+        return _key_of(identity.network, identity.container_id, identity.ifname)
 
     def address(self, family: Family) -> PodAddress | None:
         """The pod's address of that family, None if it has none."""

@@ -6,12 +6,10 @@
  * else. Must never let the caller's PYTHON* or LD_LIBRARY_PATH reach it; what is set here in their
  * place, host/environment.py takes out again. */
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
-#include <unistd.h>
+
+#include "ownpath.h"
 
 #define NAME "cni-hostport-helper"
 
@@ -20,15 +18,6 @@ extern char **environ;
 static int fail(const char *what, const char *why) {
     dprintf(2, NAME ": %s: %s\n", what, why);
     return 1;
-}
-
-/* Our own file, links resolved; where /proc is hidden, as exec() was told. */
-static char *own_path(void) {
-    static char path[PATH_MAX];
-    ssize_t size = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (size > 0) path[size] = 0;
-    else if (!realpath((const char *)getauxval(AT_EXECFN), path)) *path = 0;
-    return path;
 }
 
 static void forget(const char *start) {

@@ -7,14 +7,11 @@
  * about a call, and must never let the caller's environment reach the interpreter. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <limits.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
-#include <unistd.h>
 
 #include "frozen.h" /* made of shim.py by freeze.py */
+#include "ownpath.h"
 
 extern PyObject *PyInit__imp(void), *PyInit__socket(void), *PyInit__thread(void),
     *PyInit__weakref(void), *PyInit_posix(void), *PyInit_time(void), *PyMarshal_Init(void),
@@ -37,16 +34,8 @@ static void must(PyStatus status) {
     if (PyStatus_Exception(status)) Py_ExitStatusException(status);
 }
 
-/* Our own file, links resolved; where /proc is hidden, as exec() was told. */
-static char *own_path(void) {
-    static char path[PATH_MAX];
-    ssize_t size = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (size > 0) path[size] = 0;
-    else if (!realpath((const char *)getauxval(AT_EXECFN), path)) strcpy(path, "/");
-    return path;
-}
-
 static void start(int argc, char **argv, char *path) {
+    if (!*path) strcpy(path, "/");
     PyPreConfig before;
     PyPreConfig_InitIsolatedConfig(&before);
     before.utf8_mode = 1; /* whatever the locale is, and without reading it */

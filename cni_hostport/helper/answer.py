@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cni_hostport import cni
@@ -16,6 +17,19 @@ class Answer:
     out: bytes = b""
     err: bytes = b""
     idle: bool = False  # there was nothing to do: no line in the log
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is to be answered, and what there is to do then.
+
+    ``undo`` takes the call back if the caller is gone. ``note`` counts and logs it, in any
+    case: nobody has to wait for that.
+    """
+
+    answer: Answer
+    undo: Callable[[], None] | None
+    note: Callable[[], None]
 
 
 def failure(error: HostPortError, version: str, asked: str = "") -> Answer:

@@ -134,11 +134,6 @@ class Connection:
             self._loop.call_soon_threadsafe(self._flush)
         return True
 
-    def leave(self) -> None:
-        """Close without an answer, once its request was whole. Any thread."""
-        if self._open:
-            self._let_go()
-
     @property
     def silent(self) -> bool:
         """Whether it is connected and has sent nothing yet."""
@@ -161,6 +156,7 @@ class Connection:
     def _stop_reading(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
             self._loop.remove_reader(self._sock.fileno())
 
     def _let_go(self) -> None:

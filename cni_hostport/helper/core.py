@@ -27,7 +27,7 @@ from cni_hostport.errors import (
     UnknownContainer,
 )
 from cni_hostport.helper import calllog
-from cni_hostport.helper.answer import Answer, failure
+from cni_hostport.helper.answer import Answer, Outcome, failure
 from cni_hostport.helper.backends import Working, choose
 from cni_hostport.helper.metrics import Metrics
 from cni_hostport.helper.slow import RETRIED, SlowBackends
@@ -51,19 +51,6 @@ class CallRequest:
     pod_netns: int = -1
     alive: Callable[[], bool] = lambda: True
     arrived: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What is to be answered, and what there is to do then.
-
-    ``undo`` takes the call back if the caller is gone. ``note`` counts and logs it, in any
-    case: nobody has to wait for that.
-    """
-
-    answer: Answer
-    undo: Callable[[], None] | None
-    note: Callable[[], None]
 
 
 class Core:

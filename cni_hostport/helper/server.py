@@ -100,7 +100,7 @@ class Server:
         finally:
             close_descriptors(request)
             if not delivered:
-                connection.leave()
+                connection.hang_up()
         try:
             outcome.note()
         finally:

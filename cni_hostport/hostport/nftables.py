@@ -313,11 +313,10 @@ class NftablesBackend:
     ) -> dict[Place, Element]:
         """What the kernel should hold now for every lookup the change touches."""
         view: dict[Place, Element] = {}
-        first_at = self._wanted.first_at
         for owner, elements in changes.items():
             for element in (*before[owner], *elements):
                 place = element.place
-                wanted = first_at(place)
+                wanted = self._wanted.first_at(place)
                 if wanted is not None:
                     view[place] = wanted
         return view

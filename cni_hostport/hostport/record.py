@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cni_hostport.hostport.node import PodLink
-from cni_hostport.model import Attachment, Model, key_of, model
+from cni_hostport.model import Attachment, Model, model
 
 
 @model
@@ -46,8 +46,7 @@ class Record(Model):
     @property
     def key(self) -> str:
         """The attachment's key, which is the file's name."""
-        identity = self.attachment.identity
-        return key_of(identity.network, identity.container_id, identity.ifname)
+        return self.attachment.key
 
     def pod_link(self) -> PodLink:
         """The link in the form decisions take it."""

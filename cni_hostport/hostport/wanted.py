@@ -40,13 +40,13 @@ class Wanted:
 
     def at(self, place: Place) -> Owners | None:
         """Whoever wants a place."""
-        return self.of_set(place[0], place[1]).get(place[2])
+        keys = self._by_set.get((place[0], place[1]))
+        return None if keys is None else keys.get(place[2])
 
     def first_at(self, place: Place) -> Element | None:
         """The element that the kernel should hold at a place."""
-        keys = self._by_set.get((place[0], place[1]))
-        found = None if keys is None else keys.get(place[2])
-        return first(found) if isinstance(found, dict) else found
+        found = self.at(place)
+        return None if found is None else first(found)
 
     def replace(self, owner: str, elements: Iterable[Element]) -> None:
         """Make this what the owner wants; nothing: forget it."""

@@ -160,9 +160,6 @@ class _Builder:
 def _portions(
     elements: Sequence[Element], key_only: bool
 ) -> Iterator[tuple[tuple[Element, ...], bytes]]:
-    if len(elements) == 1:  # nearly every message of a call
-        yield tuple(elements), _packed(elements[0], key_only)
-        return
     packed: list[bytes] = []
     start = size = 0
     for at, element in enumerate(elements):

@@ -14,8 +14,8 @@ from typing import cast
 import pytest
 
 from cni_hostport import shim
-from cni_hostport.helper.answer import Answer
-from cni_hostport.helper.core import CallRequest, Core, Outcome
+from cni_hostport.helper.answer import Answer, Outcome
+from cni_hostport.helper.core import CallRequest, Core
 from cni_hostport.helper.reception import listen
 from cni_hostport.helper.server import Server
 from cni_hostport.helper.worker import Worker
