@@ -1,9 +1,10 @@
 """The nftables backend: keeps the kernel's two tables equal to what is wanted.
 
 Decides which elements go into which transaction; the bytes and the process
-runs are ``host/``'s. One owner is an attachment's key, or ``NODE`` for the
-node's own address sets; an element several owners want is in the kernel once,
-under the first owner's comment, and leaves with the last.
+runs are ``host/``'s. One owner is an attachment's key, ``NODE`` for the node's own
+address sets, or ``NETWORK`` (``networks.py``, whose elements leave with a look); an element
+several owners want is in the kernel once, under the first owner's comment, and leaves with the
+last.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.hostport.backend import Repair
+from cni_hostport.hostport.networks import NETWORK, still_needed, with_networks
 from cni_hostport.hostport.nftplan import node_elements
 from cni_hostport.hostport.nftstate import Snapshot, difference, is_whole, picture, planned, same
 from cni_hostport.hostport.node import NodeView
@@ -73,7 +75,7 @@ class NftablesBackend:
     @property
     def in_use(self) -> bool:
         """Whether any attachment wants something."""
-        return any(owner != NODE for owner in self._wanted.owners())
+        return any(owner not in (NODE, NETWORK) for owner in self._wanted.owners())
 
     def elements_of(self, owner: str) -> tuple[Element, ...]:
         """What the owner wants at present."""
@@ -82,7 +84,8 @@ class NftablesBackend:
     def assume(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Remember what attachments want without touching the kernel (start-up)."""
         self._profiles.ask(changes)
-        self._assume({NODE: node_elements(node, NODE), **planned(changes, node)})
+        wanted = with_networks(planned(changes, node), self._wanted)
+        self._assume({NODE: node_elements(node, NODE), **wanted})
 
     def place(self, changes: Mapping[str, Placed | None], node: NodeView) -> None:
         """Make each attachment's elements what it now wants, in one transaction.
@@ -94,7 +97,7 @@ class NftablesBackend:
         try:
             if self.installed and self._profiles.missing:
                 self._reload()
-            self._apply(planned(changes, node))
+            self._apply(with_networks(planned(changes, node), self._wanted))
         except NetfilterFailed:
             self._profiles.put_back(before)
             self._drop_profiles()
@@ -191,11 +194,23 @@ class NftablesBackend:
             return report
         generation = self._tables.generation()
         if self._intact is not None and self._intact + self._since == generation:
-            self._intact, self._since = generation, 0
-            return report  # nobody else has changed anything since
-        self._mend(report)
-        self._intact, self._since = None if report or self._unproven else generation, 0
+            self._intact, self._since = generation, 0  # nobody else has changed anything since
+        else:
+            self._mend(report)
+            self._intact, self._since = None if report or self._unproven else generation, 0
+        self._leave_networks()
         return report
+
+    def _leave_networks(self) -> None:
+        """Take away what networks share of which no attachment has need any more."""
+        before, needed = self._wanted.of_owner(NETWORK), still_needed(self._wanted)
+        if needed == before:
+            return
+        try:
+            self._transact({NETWORK: needed}, {NETWORK: before})
+        except OSError as error:  # the next look mends what is wrong, and tries again
+            log.warning("elements that nobody needs stay for now: %s", error)
+            self._assume({NETWORK: before})
 
     def _mend(self, report: Repair) -> None:
         self._intact = None
@@ -304,6 +319,7 @@ class NftablesBackend:
         there = any(self._tables.has_table(f) for f in Family)
         if there:
             self._tables.delete_tables()
+        self._wanted.replace(NETWORK, ())
         self._snapshot, self._unproven = None, False
         self._profiles.gone()
         return there

@@ -49,13 +49,17 @@ class Wanted:
         return None if found is None else first(found)
 
     def replace(self, owner: str, elements: Iterable[Element]) -> None:
-        """Make this what the owner wants; nothing: forget it."""
-        for element in self._by_owner.pop(owner, ()):
-            self._leave(element, owner)
-        wanted = tuple(elements)
+        """Make this what the owner wants; nothing: forget it. Where it was first it stays so."""
+        before, wanted = self._by_owner.pop(owner, ()), tuple(elements)
+        both = frozenset(before).intersection(wanted) if before and wanted else ()
+        for element in before:
+            if element not in both:
+                self._leave(element, owner)
         if wanted:
             self._by_owner[owner] = wanted
         for element in wanted:
+            if element in both:
+                continue
             keys = self._by_set.setdefault((element.family, element.set), {})
             there = keys.get(element.key)
             if there is None:

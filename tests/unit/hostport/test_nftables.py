@@ -8,6 +8,7 @@ import pytest
 from unit.hostport.world import Helper, World, flush, pod
 
 from cni_hostport.errors import NetfilterFailed
+from cni_hostport.hostport.networks import NETWORK
 from cni_hostport.model import Family
 from cni_hostport.netfilter.elements import Element
 from cni_hostport.netfilter.nfreply import Chain, Rule
@@ -34,16 +35,116 @@ def ports(world: World) -> list[Element]:
     return [e for e in world.elements.values() if e.set == "ports"]
 
 
+def transactions(world: World) -> list[str]:
+    return [line for line in world.log if line.startswith("apply")]
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_a_shared_element_leaves_with_its_last_owner(order: str) -> None:
+def test_a_networks_element_stays_as_it_is_until_a_look_after_the_last(order: str) -> None:
+    """The kernel copies the interval set for each change of it."""
     world, helper = both()
-    assert [e.comment for e in neighbours(world)] == [A.key]
+    shared = neighbours(world)
+    assert [e.comment for e in shared] == [NETWORK]
     pods = {"a": A, "b": B}
-    helper.manager.detach(pods[order[0]].key)
-    assert [e.comment for e in neighbours(world)] == [pods[order[1]].key]
+    for one in order:
+        assert not helper.backend.repair()
+        helper.manager.detach(pods[one].key)
+        assert neighbours(world) == shared
+    assert not helper.backend.in_use
+    helper.manager.attach(A)
+    assert neighbours(world) == shared
     assert not helper.backend.repair()
-    helper.manager.detach(pods[order[1]].key)
-    assert neighbours(world) == []
+
+
+def test_the_element_of_a_network_without_attachments_goes_with_the_next_look() -> None:
+    world, helper = both()
+    elsewhere = pod("d", "83:80", ips=("10.2.0.2/16",), interfaces=())
+    helper.manager.attach(elsewhere)
+    assert not helper.backend.repair()
+    here, there = neighbours(world)
+    helper.manager.detach(elsewhere.key)
+    assert neighbours(world) == [here, there]
+    assert not helper.backend.repair()
+    assert neighbours(world) == [here]
+    world.calm()
+    assert not helper.backend.repair()
+    assert transactions(world) == []
+    helper.manager.attach(elsewhere)
+    assert neighbours(world) == [here, there]
+    assert helper.consistent() == []
+
+
+def test_a_look_that_cannot_take_it_away_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+    world, helper = both()
+    elsewhere = pod("d", "83:80", ips=("10.2.0.2/16",), interfaces=())
+    helper.manager.attach(elsewhere)
+    assert not helper.backend.repair()
+    helper.manager.detach(elsewhere.key)
+    world.calm()
+    world.fail_at, world.forever = 2, True  # the first effect is a look at the generation
+    assert not helper.backend.repair()
+    assert "stay for now" in caplog.text
+    world.forever = False
+    world.calm()
+    assert len(neighbours(world)) == 2
+    assert helper.consistent() == []
+    assert not helper.backend.repair()
+    assert len(neighbours(world)) == 1
+    assert helper.consistent() == []
+
+
+@pytest.mark.parametrize("again", ["10.2.5.3/24", "10.2.0.3/24", "10.2.0.3/17", "10.2.0.3/15"])
+@pytest.mark.parametrize("others", [True, False])
+def test_a_network_that_comes_back_with_another_mask(again: str, others: bool) -> None:
+    """The kernel refuses ranges that overlap, and what nobody needs is in nobody's way."""
+    world = World()
+    helper = Helper(world)
+    if others:
+        helper.manager.attach(A)
+    helper.manager.attach(pod("d", "83:80", ips=("10.2.0.2/16",), interfaces=()))
+    helper.backend.repair()
+    helper.manager.detach(pod("d").key)
+    world.calm()
+    helper.manager.attach(pod("e", "84:80", ips=(again,), interfaces=()))
+    assert len(transactions(world)) == 1
+    assert len(neighbours(world)) == 1 + others
+    assert helper.consistent() == []
+    assert not helper.backend.repair()
+
+
+def test_networks_that_come_and_go_leave_nothing_while_others_change_the_ruleset() -> None:
+    world, helper = both()
+    for number in range(3, 9):
+        one = pod("d", "83:80", ips=(f"10.{number}.0.2/16",), interfaces=())
+        helper.manager.attach(one)
+        helper.manager.detach(one.key)
+        world.generation += 7  # somebody else's transaction
+        assert not helper.backend.repair()
+        assert len(neighbours(world)) == 1
+
+
+def test_an_element_of_an_earlier_version_is_taken_over_without_a_change() -> None:
+    world, helper = both()
+    (mine,) = neighbours(world)
+    world.elements[mine.place] = mine._replace(comment=A.key)
+    helper = helper.again()
+    world.calm()
+    assert not helper.backend.repair()
+    assert transactions(world) == []
+    helper.manager.detach(A.key)
+    assert neighbours(world) == [mine]
+    assert not helper.backend.repair()
+
+
+def test_what_is_damaged_is_mended_although_no_attachment_wants_it_any_more() -> None:
+    world, helper = both()
+    helper.manager.detach(A.key)
+    helper.manager.detach(B.key)
+    (mine,) = neighbours(world)
+    del world.elements[mine.place]
+    helper.manager.attach(A)
+    helper.backend.repair()
+    assert helper.consistent() == []
 
 
 @pytest.mark.parametrize("leaving", [A, B, C])
@@ -157,7 +258,7 @@ def test_what_nobody_has_touched_is_not_read_again() -> None:
     helper.manager.attach(C)
     world.log.clear()
     assert not backend.repair()
-    assert "dump" in world.log
+    assert world.log == ["generation"]  # our own transaction is counted
 
 
 def test_our_own_changes_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from cni_hostport.errors import NetfilterFailed
 from cni_hostport.hostport.manager import HostPortManager
+from cni_hostport.hostport.networks import NETWORK
 from cni_hostport.hostport.nftables import NODE, NftablesBackend
 from cni_hostport.hostport.node import NodeView, PodLink
 from cni_hostport.hostport.record import Record
@@ -109,6 +110,8 @@ class World:
     flows_to: list[tuple[IPAddress, int]] = field(default_factory=list)
     flows_from: list[IPAddress] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    generation: int = 1
+    last_content: int = 0
     count: int = 0
     fail_at: int = 0
     forever: bool = False
@@ -164,8 +167,12 @@ class World:
             "adding": sorted(self.adding),
         }
 
+    def content(self) -> int:
+        """Another number for every other content of the tables."""
+        return hash(repr((sorted(self.elements.items()), self.chains, self.rules)))
+
     def _pods(self) -> dict[tuple[Family, str, bytes], Element]:
-        return {k: e for k, e in self.elements.items() if e.comment != NODE}
+        return {k: e for k, e in self.elements.items() if e.comment not in (NODE, NETWORK)}
 
 
 def _content(record: bytes) -> Record:
@@ -260,10 +267,15 @@ class Tables:
         for element in add:
             if element.family not in world.chains:
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if element.place in after:
+            if element.place in after or _overlaps(element, after.values()):
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
             after[element.place] = element
-        world.elements = after
+        if world.content() == world.last_content:
+            world.generation += 1
+            world.elements = after
+            world.last_content = world.content()
+        else:
+            world.elements = after
 
     def get(self, elements: Sequence[Element]) -> list[Element | None]:
         return [self._world.elements.get(e.place) for e in elements]
@@ -288,14 +300,30 @@ class Tables:
         return family in self._world.chains
 
     def generation(self) -> int:
-        """As good as a number that grows: another one for every other content."""
+        """One more for each transaction of ours, a leap for whatever else has changed."""
         self._world.effect("generation")
         world = self._world
-        return hash(repr((sorted(world.elements.items()), world.chains, world.rules)))
+        if world.content() != world.last_content:
+            world.generation, world.last_content = world.generation + 1000, world.content()
+        return world.generation
 
     def delete_tables(self) -> None:
         self._world.effect("delete tables")
         flush(self._world)
+
+
+def _overlaps(new: Element, there: Iterable[Element]) -> bool:
+    """Ranges of one set must not overlap (nft_set_pipapo)."""
+    if new.key_end is None:
+        return False
+    size = 4 if new.family is Family.V4 else 16
+    return any(
+        (old.family, old.set, old.key[:-size]) == (new.family, new.set, new.key[:-size])
+        and old.key_end is not None
+        and old.key <= new.key_end
+        and new.key <= old.key_end
+        for old in there
+    )
 
 
 HOOKED = ("prerouting", "output", "postrouting", "input", "guard")
@@ -340,6 +368,9 @@ class Machine:
     def route_localnet(self, index: int) -> int:
         self._world.effect("read route_localnet")
         return self._link(index).route_localnet
+
+    def route_localnet_of(self, name: str) -> int | None:
+        return next((x.route_localnet for x in self._world.links.values() if x.name == name), None)
 
     def set_route_localnet(self, index: int, value: int) -> None:
         self._world.effect(f"route_localnet of {index} = {value}")
