@@ -124,14 +124,16 @@ compile_helper() {
     chmod 755 "$1"
 }
 
-# build/launcher: one static file of some 30 KB.
+# build/launcher: one static file of some 25 KB. One segment less to map, and none to protect
+# again, is a twentieth of the CPU of its start.
 compile_launcher() {
     need "${LAUNCHER_PACKAGES[@]}"
-    [ ! build/launcher -nt packaging/launcher.c ] || return 0
+    [ ! build/launcher -nt packaging/launcher.c ] || [ ! build/launcher -nt build.sh ] || return 0
     mkdir -p build
     local compiler=gcc
     command -v musl-gcc >/dev/null && compiler=musl-gcc
-    "$compiler" -O2 -Wall -Wextra -Werror -static -s -o build/launcher.new packaging/launcher.c
+    "$compiler" -O2 -Wall -Wextra -Werror -static -s -Wl,-z,norelro -Wl,-z,noseparate-code \
+        -o build/launcher.new packaging/launcher.c
     mv build/launcher.new build/launcher
 }
 

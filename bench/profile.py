@@ -90,7 +90,7 @@ def medians(runs):
 def steps_of_helper():
     """(verb, [(name, owner, attribute)]): what is timed, in the order in which it happens."""
     from cni_hostport import cni
-    from cni_hostport.helper import core
+    from cni_hostport.helper import adds, core
     from cni_hostport.helper.machine import KernelMachine
     from cni_hostport.host.conntrack import Conntrack
     from cni_hostport.host.nfnetlink import Nftables
@@ -106,7 +106,7 @@ def steps_of_helper():
         ("environment and JSON parsed and checked", cni, "parse_call"),
         ("mappings, options, pod addresses out of it", cni, "attachment_of"),
         ("the result made ready", cni, "result_bytes"),
-        ("the pod namespace's cookie (path opened, its number asked for)", core.Core, "_cookie"),
+        ("the pod namespace's cookie (path opened, its number asked for)", adds.Adds, "_cookie"),
         ("address events taken in", HostPortManager, "follow_addresses"),
         ("conflicts looked up", HostPortManager, "_settle_conflicts"),
         ("socket opened and bound", Holds, "change"),
@@ -159,7 +159,7 @@ def inside(rounds, others):
 
     light.load_asyncio()
     from cni_hostport.helper import log as logs
-    from cni_hostport.helper.core import CallRequest
+    from cni_hostport.helper.asked import CallRequest
     from cni_hostport.helper.parts import Helper
 
     run_dir = Path("/run/profile")

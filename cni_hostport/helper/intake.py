@@ -2,9 +2,10 @@
 
 While the worker has nothing else to do it waits here, so that a call wakes one thread
 once and is handed to nobody: two threads of Python hold each other up at every system
-call. Decides what the worker may take itself (CNI calls that change or compare state);
-everything else, and whoever is slow to ask, is the event loop's. Must never keep the
-worker waiting for a client.
+call. Calls of one moment are handed on together. What is owed for calls that were answered
+is done when nobody waits any more. Decides what the worker may take itself (CNI calls that
+change or compare state); everything else, and whoever is slow to ask, is the event loop's.
+Must never keep the worker waiting for a client.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import math
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 
 from cni_hostport.helper.connection import Connection, Request
 from cni_hostport.helper.worker import Job, Worker
@@ -29,7 +29,7 @@ PATIENCE = 0.02
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 Accept = Callable[[], Iterable[Connection]]
-Serve = Callable[[Connection, Request], Job | None]
+Serve = Callable[[Sequence[tuple[Connection, Request]]], list[Job]]
 
 
 class Intake:
@@ -37,10 +37,9 @@ class Intake:
 
     Whoever is waited for here when the worker turns to something longer is taken by the loop.
 
-    ``accept`` gives the clients that wait; ``serve`` makes a whole request a job, or gives
-    it to the loop (None); ``slow`` takes whoever has not asked yet; ``ready`` is called
-    whenever the worker has nothing to do; ``together`` before and after the jobs of several
-    calls that came at one moment.
+    ``accept`` gives the clients that wait; ``serve`` makes jobs of the whole requests that
+    came at one moment, or gives them to the loop; ``slow`` takes whoever has not asked yet;
+    ``ready`` is called whenever the worker has nothing to do.
     """
 
     def __init__(
@@ -50,10 +49,8 @@ class Intake:
         serve: Serve,
         slow: Callable[[Connection], None],
         ready: Callable[[], None],
-        together: Callable[[bool], None],
     ) -> None:
         self._worker = worker
-        self._together = together
         self._accept, self._serve, self._slow, self._ready = accept, serve, slow, ready
         self._coming: dict[int, tuple[Connection, float]] = {}
         self._poll = select.epoll()
@@ -76,38 +73,38 @@ class Intake:
     def wait(self) -> list[Job]:
         """Wait for calls or for the bell; what is to be done now."""
         self._ready()
-        jobs: list[Job] = []
+        found: list[tuple[Connection, Request]] = []
         newcomers = False
-        for descriptor, _ in self._poll.poll(PATIENCE if self._coming else None):
+        events = self._poll.poll(0) if self._worker.owes else []
+        if not events:
+            self._worker.settle()
+            events = self._poll.poll(PATIENCE if self._coming else None)
+        for descriptor, _ in events:
             if descriptor == self._worker.bell:
                 self._worker.quiet()
             elif (entry := self._coming.pop(descriptor, None)) is not None:
-                self._read(*entry, jobs, self._poll.modify)
+                self._read(*entry, found, self._poll.modify)
             else:
                 newcomers = True
         if newcomers:  # after those who were here before
             until = time.monotonic() + PATIENCE
             for connection in self._accept():
-                self._read(connection, until, jobs, self._poll.register)
+                self._read(connection, until, found, self._poll.register)
         if self._coming:
             self._give_up_on(time.monotonic())
-        if len(jobs) > 1:
-            return [partial(self._together, True), *jobs, partial(self._together, False)]
-        return jobs
+        return self._serve(found) if found else []
 
     def _read(
         self,
         connection: Connection,
         until: float,
-        jobs: list[Job],
+        found: list[tuple[Connection, Request]],
         watch: Callable[[int, int], None],
     ) -> None:
         try:
             request = connection.receive()
             if request is not None:
-                job = self._serve(connection, request)
-                if job is not None:
-                    jobs.append(job)
+                found.append((connection, request))
             elif connection.open:
                 # once: from then on it is answered, and must not wake us when its client leaves
                 watch(connection.fileno(), _ONCE)

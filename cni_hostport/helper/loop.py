@@ -69,6 +69,11 @@ class Loop:
             helper.machine.together,
         )
 
+    def _before_tool(self) -> None:
+        """Any thread: a tool is about to be run, which may last."""
+        self._server.reception.relieve_soon()
+        self._helper.worker.settle_here()
+
     def _give(self, channel: socket.socket, clients: list[socket.socket]) -> None:
         """Worker: pass everything to a successor and end, or go on if it fails."""
         try:
@@ -100,7 +105,7 @@ class Loop:
             loop.add_signal_handler(number, self._ended.set)
         loop.add_reader(helper.events.fileno(), self._netfilter_event)
         loop.add_reader(helper.machine.events.fileno(), self._address_event)
-        commands.before_run = self._server.reception.relieve_soon
+        commands.before_run = self._before_tool
         helper.worker.start()
         self._server.reception.start()
         for client in clients:
@@ -194,7 +199,7 @@ class Loop:
             self._helper.worker.submit(lambda: _ignore(self._helper.core.drain_queue()))
         if not self._home.intact():
             self._helper.worker.submit(self._mend_home)
-        if len(self._helper.manager.registry):
+        if self._helper.reconciler.glance():
             self._helper.worker.submit(self._helper.reconciler.peek)
         if self._helper.manager.holds.keys_waiting() and self._loop.time() >= self._holds_again:
             self._holds_again = math.inf  # until that has been done

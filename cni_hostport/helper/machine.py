@@ -123,6 +123,10 @@ class KernelMachine:
             raise OSError(f"no link {index} with IPv4")
         return int(link.route_localnet)
 
+    def route_localnet_of(self, name: str) -> int | None:
+        """The flag of the link of that name, as /proc/sys has it; any thread."""
+        return sysctl.route_localnet(name)
+
     def set_route_localnet(self, index: int, value: int) -> None:
         """Set the link's own flag."""
         self._bridges.pop(index, None)

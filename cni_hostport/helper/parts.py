@@ -65,7 +65,7 @@ class Helper:
         self.core = Core(self.manager, run_dir, self.metrics)
         self.reconciler = Reconciler(self.manager, self.metrics)
         self.others = Others(self.manager, self.machine, self.iptools)
-        self.core.working, self.core.leftovers = self.working, self.others.leftovers
+        self.core.adds.working, self.core.leftovers = self.working, self.others.leftovers
         self.reconciler.also = (self.working.look, self.others.look)
         self.status = Status(self.manager, self.reconciler, self.metrics, run_dir)
         self.status.warnings = self.others.warnings

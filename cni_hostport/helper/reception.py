@@ -55,8 +55,8 @@ def listen(path: Path) -> socket.socket:
 class Reception:
     """The listening socket and its clients. Methods are the loop thread's unless they say so.
 
-    ``received`` takes a whole request on the loop; ``job`` takes one on the worker, and makes
-    it a job or gives it to the loop (None). ``together`` is told of calls of one moment.
+    ``received`` takes a whole request on the loop; ``jobs_of`` takes those of one moment on
+    the worker, and makes them jobs or gives them to the loop.
     """
 
     def __init__(
@@ -64,8 +64,7 @@ class Reception:
         sock: socket.socket,
         worker: Worker,
         received: Callable[[Connection, Request], None],
-        job: Serve,
-        together: Callable[[bool], None] = lambda _several: None,
+        jobs_of: Serve,
     ) -> None:
         self._sock = sock
         self._worker = worker
@@ -76,7 +75,7 @@ class Reception:
         self._accepting = False
         self._relieved = False
         self._intake = Intake(
-            worker, self._taken_in, job, self._watch_soon, self._worker_is_back, together
+            worker, self._taken_in, jobs_of, self._watch_soon, self._worker_is_back
         )
         worker.idle = self._intake.wait
 

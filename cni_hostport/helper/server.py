@@ -13,15 +13,18 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from cni_hostport import cni, shim
 from cni_hostport.errors import HostPortError, NotAvailable
-from cni_hostport.helper.answer import Answer, failure
+from cni_hostport.helper.answer import Answer, Outcome, failure
+from cni_hostport.helper.asked import Asked, CallRequest, read
 from cni_hostport.helper.connection import Connection, Request, close_descriptors
-from cni_hostport.helper.core import CallRequest, Core
+from cni_hostport.helper.core import Core
 from cni_hostport.helper.reception import Reception
-from cni_hostport.helper.worker import Job, Worker
+from cni_hostport.helper.worker import Job, Worker, attempt
 
 log = logging.getLogger(__name__)
 
@@ -55,21 +58,31 @@ class Server:
         self._operations = operations
         self._problem = problem
         self._loop = asyncio.get_running_loop()
-        self.reception = Reception(sock, worker, self._received, self._job, together)
+        self._together = together
+        self.reception = Reception(sock, worker, self._received, self._jobs_of)
 
-    def _job(self, connection: Connection, request: Request) -> Job | None:
-        """Worker: what it does itself; everything else is the loop's."""
-        if _changes_state(request):
-            if request.env.get(b"CNI_COMMAND") == b"GC":  # of as many as the network has
-                self.reception.relieve_soon()
-            return self._call_of(connection, request)
-        self._loop.call_soon_threadsafe(self._received, connection, request)
-        return None
+    def _jobs_of(self, found: Sequence[tuple[Connection, Request]]) -> list[Job]:
+        """Worker: what it does itself of what came at one moment; the rest is the loop's."""
+        calls: list[_Waiting] = []
+        for connection, request in found:
+            try:
+                if _changes_state(request):
+                    if request.env.get(b"CNI_COMMAND") == b"GC":  # of as many as a network has
+                        self.reception.relieve_soon()
+                    calls.append(_Waiting.read(connection, request, time.monotonic()))
+                else:
+                    self._loop.call_soon_threadsafe(self._received, connection, request)
+            except Exception:
+                log.exception("a client is let go")
+                close_descriptors(request)
+                connection.hang_up()
+        return [partial(self._serve, calls)] if calls else []
 
     def _received(self, connection: Connection, request: Request) -> None:
         """Loop: whatever the worker did not take itself."""
         if _changes_state(request):
-            self._worker.submit(self._call_of(connection, request))
+            arrived = time.monotonic()
+            self._worker.submit(lambda: self._serve([_Waiting.read(connection, request, arrived)]))
         elif request.kind == shim.KIND_OPERATOR:
             close_descriptors(request)
             self._operate(connection, request)
@@ -77,36 +90,46 @@ class Server:
             connection.answer(self._status(request))
             close_descriptors(request)
 
-    def _call_of(self, connection: Connection, request: Request) -> Job:
-        arrived = time.monotonic()
-        return lambda: self._call(connection, request, arrived)
+    def _serve(self, calls: list[_Waiting]) -> None:
+        """Worker: calls of one moment, in their order."""
+        several = len(calls) > 1
+        if several:
+            self._together(True)
+        try:
+            while calls:
+                self._serve_first(calls)
+        finally:
+            if several:
+                self._together(False)
 
-    def _call(self, connection: Connection, request: Request, arrived: float) -> None:
-        """Serve one call on the worker; an ADD nobody waits for any more is undone."""
-        env, delivered = _as_text(request.env), False
+    def _serve_first(self, calls: list[_Waiting]) -> None:
+        """Those of the first that are served at once are answered, and gone from the list."""
         try:
-            outcome = self._core.handle(
-                CallRequest(
-                    env=env,
-                    stdin=request.body,
-                    own_netns=request.own_netns,
-                    pod_netns=request.pod_netns,
-                    alive=connection.alive,
-                    arrived=arrived,
-                )
-            )
-            wanted = outcome.undo is None or connection.alive()
-            delivered = wanted and connection.answer(outcome.answer)
-        finally:
-            close_descriptors(request)
-            if not delivered:
-                connection.hang_up()
+            outcomes = self._core.serve([c.asked for c in calls])
+        except Exception:
+            log.exception("a call is let go")
+            calls.pop(0).let_go(answered=False)
+            return
+        for call, outcome in zip(calls, outcomes, strict=False):
+            self._finish(call, outcome)
+        del calls[: len(outcomes)]
+
+    def _finish(self, call: _Waiting, outcome: Outcome) -> None:
+        """Answer one; an ADD nobody waits for any more is undone."""
+        delivered = False
         try:
-            outcome.note()
-        finally:
-            if outcome.undo is not None and not delivered:
-                log.warning("the caller of an ADD is gone before the answer: undone")
-                outcome.undo()
+            wanted = outcome.undo is None or call.connection.alive()
+            delivered = wanted and call.connection.answer(outcome.answer)
+        except Exception:
+            log.exception("an answer is lost")
+        call.let_go(answered=delivered)
+        if delivered or outcome.undo is None:
+            self._worker.owe(outcome.note)
+            return
+        self._worker.settle()
+        attempt(outcome.note)
+        log.warning("the caller of an ADD is gone before the answer: undone")
+        attempt(outcome.undo)
 
     def _status(self, request: Request) -> Answer:
         """CNI STATUS: never waits for the worker."""
@@ -123,7 +146,7 @@ class Server:
     def _foreign(self, request: Request) -> str:
         """Why this helper serves no caller of that net namespace; empty if it does."""
         try:
-            self._core.check_home(request.own_netns)
+            self._core.adds.check_home(request.own_netns)
         except HostPortError as error:
             return str(error)
         return ""
@@ -174,6 +197,34 @@ class Server:
         handover = self._handover
         assert handover is not None
         self._worker.submit(lambda: handover(channel, clients))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A call that was read, and who waits for its answer."""
+
+    connection: Connection
+    request: Request
+    asked: Asked
+
+    @classmethod
+    def read(cls, connection: Connection, request: Request, arrived: float) -> _Waiting:
+        """``arrived``: seconds of the monotonic clock."""
+        call = CallRequest(
+            env=_as_text(request.env),
+            stdin=request.body,
+            own_netns=request.own_netns,
+            pod_netns=request.pod_netns,
+            alive=connection.alive,
+            arrived=arrived,
+        )
+        return cls(connection, request, read(call))
+
+    def let_go(self, answered: bool) -> None:
+        """The end of it."""
+        close_descriptors(self.request)
+        if not answered:
+            self.connection.hang_up()
 
 
 def _as_text(env: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 
 Job = Callable[[], None]
 
+OWED_AT_MOST = 0.25
+"""Seconds for which calls that follow each other closely put off what is owed; it is done at
+the end of the first call after that, and before a tool is run or anything but a call is done."""
+
 
 class Worker:
     """A queue and its thread."""
@@ -30,6 +34,8 @@ class Worker:
         self.idle: Callable[[], Iterable[Job]] = self._wait
         """What the thread does while the queue is empty: ends when the bell rings, returns jobs."""
         self._jobs: collections.deque[Job | None] = collections.deque()
+        self._owed: list[Job] = []
+        self._owed_since = 0.0
         self._idling = False
         self._busy_since = 0.0
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
@@ -41,6 +47,34 @@ class Worker:
     def submit(self, job: Job) -> None:
         """Do this after everything submitted before. Any thread."""
         self._put(job)
+
+    def owe(self, job: Job) -> None:
+        """Worker: do this once nobody waits, or after some more calls."""
+        if not self._owed:
+            self._owed_since = time.monotonic()
+        self._owed.append(job)
+        if time.monotonic() - self._owed_since > OWED_AT_MOST:
+            self.settle()
+
+    @property
+    def owes(self) -> bool:
+        """Worker: whether something is owed."""
+        return bool(self._owed)
+
+    def settle(self) -> None:
+        """Worker: do what is owed."""
+        if not self._owed:
+            return
+        owed, self._owed = self._owed, []
+        since, self._busy_since = self._busy_since, self._busy_since or time.monotonic()
+        for job in owed:
+            attempt(job)
+        self._busy_since = since
+
+    def settle_here(self) -> None:
+        """The same from any thread: nothing where that is not the worker's."""
+        if threading.current_thread() is self._thread:
+            self.settle()
 
     def stop(self, patience: float) -> bool:
         """Finish what is queued and end; False if that takes over ``patience`` seconds."""
@@ -64,6 +98,7 @@ class Worker:
             os.eventfd_write(self.bell, 1)
 
     def _wait(self) -> tuple[Job, ...]:
+        self.settle()
         select.select([self.bell], [], [])
         self.quiet()
         return ()
@@ -74,8 +109,10 @@ class Worker:
             while self._jobs:
                 job = self._jobs.popleft()
                 if job is None:
+                    self.settle()
                     return
-                _do(job)
+                self.settle()
+                attempt(job)
             self._idling, self._busy_since = True, 0.0
             if self._jobs:  # it came between the look and the word
                 self._begin()
@@ -87,8 +124,11 @@ class Worker:
                 time.sleep(0.1)  # no loop that fills the log
                 found = ()
             self._begin()
-            for job in (*self._submitted(), *found):
-                _do(job)
+            for job in self._submitted():
+                self.settle()
+                attempt(job)
+            for job in found:
+                attempt(job)
 
     def _submitted(self) -> list[Job]:
         """What came by the queue before anything was found, without the word to end."""
@@ -102,7 +142,8 @@ class Worker:
         self._idling, self._busy_since = False, time.monotonic()
 
 
-def _do(job: Job) -> None:
+def attempt(job: Job) -> None:
+    """Do it; whatever goes wrong is a line in the log."""
     try:
         job()
     except Exception:

@@ -53,6 +53,14 @@ def ip_forward(family: Family) -> bool | None:
     return None if value is None else value != 0
 
 
+def route_localnet(name: str) -> int | None:
+    """That of the link of that name; None where it cannot be told."""
+    try:
+        return read_int("net", "ipv4", "conf", name, "route_localnet")
+    except (OSError, ValueError):
+        return None
+
+
 def set_route_localnet(index: int, on: bool) -> bool:
     """Set it for the link of that number; False where that is not possible here.
 

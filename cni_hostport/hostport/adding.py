@@ -99,6 +99,12 @@ class Adding(Managed):
             undo.callback(self._flags_back, existing)
             self._links.release(existing, keep=record)
 
+    def _registered(self, record: Record, change: PendingChange) -> None:
+        """The end of an ADD that nothing takes back any more."""
+        self.registry.put(record)
+        self._undeleted.discard(record.key)
+        change.keep()
+
     def _flags_back(self, record: Record) -> None:
         try:
             self._links.use(record)

@@ -126,6 +126,10 @@ class Following(Managed):
                 log.warning("record %s stays as it was: %s", moved.key, error)
         return list(dict.fromkeys(mended))
 
+    def links_seem_changed(self, start: int, count: int) -> bool:
+        """Whether ``changed_links`` may find something; any thread."""
+        return self._links.seem_changed(start, count)
+
     def changed_links(self, start: int, count: int) -> set[str]:
         """Of ``count`` links in use, from number ``start`` on, those with a changed sysctl."""
         return self._links.changed(start, count)

@@ -247,15 +247,25 @@ class LinkKeeper:
                         mended.append(f"hairpin of port {dict(record.link.ports)[port]}")
                     break
 
+    def seem_changed(self, start: int, count: int) -> bool:
+        """Whether ``changed`` may find something. Any thread: asks by name, and not netlink."""
+        try:
+            names = [self._registry.link_name(index) for index in self._few(start, count)]
+        except (RuntimeError, KeyError):  # they change under our eyes
+            return True
+        return any(self._machine.route_localnet_of(name) != 1 for name in names)
+
+    def _few(self, start: int, count: int) -> list[int]:
+        links = self._registry.links()
+        return [links[at % len(links)] for at in range(start, start + min(count, len(links)))]
+
     def changed(self, start: int, count: int) -> set[str]:
         """Names among ``count`` links from number ``start`` on whose sysctl somebody changed.
 
         Nothing tells of such a change, so a few links are looked at in turn.
         """
-        links = self._registry.links()
         found = set()
-        for at in range(start, start + min(count, len(links))):
-            index = links[at % len(links)]
+        for index in self._few(start, count):
             with contextlib.suppress(OSError):
                 if self._machine.route_localnet(index) != 1:
                     found.add(self._registry.link_name(index))

@@ -32,6 +32,12 @@ class Machine(Protocol):
     def route_localnet(self, index: int) -> int:
         """The link's own route_localnet; OSError if the link is gone."""
 
+    def route_localnet_of(self, name: str) -> int | None:
+        """The same of the link of that name, at less cost; None where it cannot be told.
+
+        Any thread.
+        """
+
     def set_route_localnet(self, index: int, value: int) -> None:
         """Set the link's own route_localnet."""
 

@@ -1,7 +1,8 @@
 """The host-port manager: what ADD, DEL, CHECK and GC mean on this node.
 
 Decides the order of effects and how each is undone. ADD is all or nothing:
-sockets, then the record, then one netfilter transaction, then stale UDP flows.
+sockets, then the record, then one netfilter transaction, then stale UDP flows
+(``together.py`` has the same order for several).
 DEL is by the record alone. Never touches the machine itself: sockets, rules,
 records and links come in as objects, and every method runs under the caller's
 one lock.
@@ -24,12 +25,11 @@ from cni_hostport.errors import (
     PortInUse,
 )
 from cni_hostport.hostport import answering
-from cni_hostport.hostport.adding import Adding
-from cni_hostport.hostport.following import Following
 from cni_hostport.hostport.node import PodLink
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.podports import PodPortMapping, attachment_of_pod
 from cni_hostport.hostport.record import Record
+from cni_hostport.hostport.together import Together
 from cni_hostport.model import (
     Attachment,
     ReservePorts,
@@ -39,7 +39,7 @@ from cni_hostport.model import (
 log = logging.getLogger(__name__)
 
 
-class HostPortManager(Adding, Following):
+class HostPortManager(Together):
     """Attachments of one node, with their sockets, rules and records."""
 
     # hostport_manager.go's interface
@@ -124,9 +124,7 @@ class HostPortManager(Adding, Following):
             self._drop_stale_flows(record, existing)
             self._store_call(self._store.commit, record.key)
             undo.pop_all()
-        self.registry.put(record)
-        self._undeleted.discard(record.key)
-        change.keep()
+        self._registered(record, change)
 
     def detach(self, key: str) -> bool:
         """Take an attachment away by its record; False if there is none.

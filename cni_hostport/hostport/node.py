@@ -5,7 +5,7 @@ A view is made by ``host/`` and handed in; nothing here asks the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -52,10 +52,19 @@ class NodeView:
         """Links that carry the address; empty if it is not local."""
         return tuple(a.link for a in self.of_family(family_of(address)) if a.address == address)
 
+    @cached_property
+    def _on_links(self) -> dict[tuple[Family, Collection[str]], tuple[IPAddress, ...]]:
+        """What was asked: for each port of a pod the same, of the few networks there are."""
+        return {}
+
     def on_links(self, family: Family, links: Iterable[str]) -> tuple[IPAddress, ...]:
         """Addresses of the family that sit on one of the named links."""
-        names = frozenset(links)
-        return tuple(a.address for a in self.of_family(family) if a.link in names)
+        names = links if isinstance(links, tuple) else frozenset(links)
+        found = self._on_links.get((family, names))
+        if found is None:
+            found = tuple([a.address for a in self.of_family(family) if a.link in names])
+            self._on_links[family, names] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from unit.hostport.world import Helper, World, pod
 
 from cni_hostport import shim
 from cni_hostport.helper.answer import Answer
+from cni_hostport.helper.asked import CallRequest
 from cni_hostport.helper.connection import Connection, Request, close_descriptors
-from cni_hostport.helper.core import CallRequest, Core
+from cni_hostport.helper.core import Core
 from cni_hostport.helper.metrics import Metrics
 from cni_hostport.helper.parts import _parse
 from cni_hostport.host import queue
@@ -184,7 +185,7 @@ def test_calls(calls: list[tuple[dict[str, str], Any]]) -> None:
             assert helper.consistent() == []
         again = helper.again()
         assert again.consistent() == []
-        os.close(core._home)
+        os.close(core.adds.home)
 
 
 @fuzz
@@ -196,7 +197,7 @@ def test_stdin_of_any_bytes(raw: bytes, env: dict[str, str]) -> None:
         answer = served(core, CallRequest(env=env, stdin=raw))
         assert answer.status in (0, 1)
         assert answer.status == 0 or json.loads(answer.out)["code"] != 999
-        os.close(core._home)
+        os.close(core.adds.home)
 
 
 # -- records
@@ -289,4 +290,4 @@ def test_queue_entries_of_any_bytes(content: bytes) -> None:
         core = Core(helper.manager, run_dir, Metrics())
         core.drain_queue()
         assert queue.names(run_dir) == []
-        os.close(core._home)
+        os.close(core.adds.home)

@@ -8,7 +8,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,20 +34,20 @@ class Desk:
         self.loop = asyncio.get_running_loop()
         self.worker = Worker()
         self.served: list[tuple[str, bytes]] = []
-        self.reception = Reception(
-            listen(self.path), self.worker, self._received, self._job, self._note
-        )
+        self.moments: list[int] = []
+        self.reception = Reception(listen(self.path), self.worker, self._received, self._jobs_of)
         self.worker.start()
         self.reception.start()
 
-    def _note(self, several: bool) -> None:
-        self.served.append((threading.current_thread().name, b"<" if several else b">"))
-
-    def _job(self, connection: Connection, request: Request) -> Job | None:
-        if request.kind == shim.KIND_CALL:
-            return lambda: self._answer(connection, request)
-        self.loop.call_soon_threadsafe(self._received, connection, request)
-        return None
+    def _jobs_of(self, found: Sequence[tuple[Connection, Request]]) -> list[Job]:
+        self.moments.append(len(found))
+        jobs: list[Job] = []
+        for connection, request in found:
+            if request.kind == shim.KIND_CALL:
+                jobs.append(partial(self._answer, connection, request))
+            else:
+                self.loop.call_soon_threadsafe(self._received, connection, request)
+        return jobs
 
     def _received(self, connection: Connection, request: Request) -> None:
         if request.kind == shim.KIND_CALL:
@@ -169,7 +170,7 @@ def test_a_slow_client_holds_up_nobody(tmp_path: Path) -> None:
     scene(tmp_path, play)
 
 
-def test_calls_of_one_moment_are_said_to_be(tmp_path: Path) -> None:
+def test_calls_of_one_moment_are_handed_on_together(tmp_path: Path) -> None:
     async def play(desk: Desk) -> None:
         go = desk.occupy()
         clients = [desk.connect() for _ in range(3)]
@@ -178,7 +179,7 @@ def test_calls_of_one_moment_are_said_to_be(tmp_path: Path) -> None:
         go.set()
         assert [await desk.answer(c) for c in clients] == [b"C"] * 3
         assert await desk.ask(CALL) == b"C"
-        assert [kind for _, kind in desk.served] == [b"<", b"C", b"C", b"C", b">", b"C"]
+        assert desk.moments == [3, 1]
         assert {thread for thread, _ in desk.served} == {"worker"}
 
     scene(tmp_path, play)

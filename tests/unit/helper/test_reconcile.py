@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from unit.hostport.world import BRIDGE, Helper, World, flush, pod
+from unit.hostport.world import BRIDGE, Helper, Link, World, flush, pod
 
 from cni_hostport.helper import reconcile
 from cni_hostport.helper.metrics import Metrics
@@ -217,3 +217,37 @@ def test_empty_tables_that_cannot_go_are_tried_again(
     clock.now += reconcile.RETIRE_AFTER
     reconciler.retire()
     assert not world.chains
+
+
+def test_a_glance_tells_when_a_look_at_links_is_worthwhile() -> None:
+    world, helper, reconciler, metrics = start()
+    world.calm()
+    assert not reconciler.glance()
+    assert world.log == []
+    world.links[BRIDGE].route_localnet = 0
+    assert reconciler.glance()
+    reconciler.peek()
+    assert world.links[BRIDGE].route_localnet == 1
+    assert metrics.repairs == 1
+    assert not reconciler.glance()
+    world.links[BRIDGE].name = "renamed"  # the number counts; the name is only a short cut
+    assert reconciler.glance()
+    reconciler.peek()
+    assert metrics.repairs == 1
+    helper.manager.detach(pod("web").key)
+    assert not reconciler.glance()
+
+
+def test_each_of_many_links_gets_its_glance() -> None:
+    world, helper, reconciler, _ = start()
+    for number in range(20, 30):
+        world.links[number] = Link(f"br{number}")
+        world.link_of_pods = number
+        helper.manager.attach(pod(f"pod{number}", f"{number}:80", interfaces=(f"br{number}",)))
+    world.links[27].route_localnet = 0
+    turns = 0
+    while not reconciler.glance():
+        turns += 1
+        assert turns < 4
+    reconciler.peek()
+    assert world.links[27].route_localnet == 1

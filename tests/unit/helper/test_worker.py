@@ -6,9 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
+from cni_hostport.helper import worker as module
 from cni_hostport.helper.worker import Worker
 
 
@@ -150,3 +152,63 @@ def test_an_end_that_takes_too_long_is_said() -> None:
     assert not worker.stop(0.01)
     go.set()
     assert worker.stop(10)
+
+
+def test_what_is_owed_is_done_before_it_waits_and_before_it_ends() -> None:
+    worker, seen = Worker(), list[str]()
+    worker.submit(lambda: worker.owe(lambda: seen.append("owed")))
+    worker.start()
+    end = time.monotonic() + 10
+    while not seen and time.monotonic() < end:
+        time.sleep(0.001)
+    assert seen == ["owed"]
+    worker.submit(lambda: worker.owe(lambda: seen.append("owed at the end")))
+    assert worker.stop(10)
+    assert seen[1:] == ["owed at the end"]
+    os.close(worker.bell)
+
+
+def test_what_is_owed_does_not_wait_for_a_row_of_calls_to_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "OWED_AT_MOST", 0.02)
+    worker, seen = Worker(), list[int]()
+
+    def fail() -> None:
+        raise ValueError("no line")
+
+    def row() -> None:
+        for number in range(12):
+            worker.owe(fail if number == 0 else partial(seen.append, number))
+            time.sleep(0.01)
+        seen.append(-1)
+
+    worker.submit(row)
+    worker.start()
+    assert worker.stop(10)
+    assert seen.index(-1) >= 5
+    assert sorted(seen) == [-1, *range(1, 12)]
+    assert "no line" in caplog.text
+    os.close(worker.bell)
+
+
+def test_what_is_owed_is_done_before_any_other_job_and_counts_as_work() -> None:
+    worker, seen = Worker(), list[str]()
+    worker.submit(lambda: worker.owe(lambda: seen.append(f"owed {worker.busy_for() > 0}")))
+    worker.submit(lambda: seen.append("a hand-over"))
+    worker.start()
+    assert worker.stop(10)
+    assert seen == ["owed True", "a hand-over"]
+    worker.settle_here()  # another thread's: nothing
+    os.close(worker.bell)
+
+
+def test_a_slow_log_is_work_although_nobody_waits(worker: Worker) -> None:
+    """Else nobody would accept in the worker's place."""
+    go, begun = threading.Event(), threading.Event()
+    worker.submit(lambda: worker.owe(lambda: bool(begun.set() or go.wait(10)) and None))
+    assert begun.wait(10)
+    time.sleep(0.01)
+    assert worker.busy_for() > 0
+    go.set()
+    done(worker)
