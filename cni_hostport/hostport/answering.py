@@ -34,12 +34,12 @@ def is_listed(options: Options, port: int, node: NodeView) -> bool:
     keep the addresses that nobody asked us to answer on. Links excluded otherwise
     than by default count only while they make a difference on this node.
     """
-    return (
-        port == DNS_PORT
-        or not options.snat
-        or bool(options.node_addresses)
-        or not _excludes_as_usual(options, node)
-    )
+    return port == DNS_PORT or lists_all(options, node)
+
+
+def lists_all(options: Options, node: NodeView) -> bool:
+    """Whether that is so for every port."""
+    return not options.snat or bool(options.node_addresses) or not _excludes_as_usual(options, node)
 
 
 def _excludes_as_usual(options: Options, node: NodeView) -> bool:
@@ -96,10 +96,20 @@ def planned_holds(attachment: Attachment, node: NodeView) -> tuple[HostPort, ...
     """
     if attachment.options.reserve_ports is ReservePorts.NO:
         return ()
+    options = attachment.options
+    # what is the same for each of a pod's many ports is asked once a family
+    plain = {
+        f: not lists_all(options, node) and not excluded_present(f, options, node)
+        for f in attachment.families()
+    }
     holds: dict[HostPort, None] = {}
     for claim in attachment.claims():
-        if claim.protocol is not Protocol.SCTP:
-            holds.update(dict.fromkeys(_holds_of(claim, attachment.options, node)))
+        if claim.protocol is Protocol.SCTP:
+            continue
+        if claim.address is None and claim.port != DNS_PORT and plain[claim.family]:
+            holds[claim] = None
+        else:
+            holds.update(dict.fromkeys(_holds_of(claim, options, node)))
     return tuple(h for h in holds if h.address is None or not _covered(h, holds))
 
 
@@ -130,7 +140,7 @@ def needs_loopback_scan(attachment: Attachment, node: NodeView) -> tuple[HostPor
     sock_diag, since no socket of ours collides with it.
     """
     options = attachment.options
-    if options.reserve_ports is ReservePorts.NO:
+    if options.reserve_ports is ReservePorts.NO or not excluded_present(Family.V4, options, node):
         return ()
     return tuple(
         c
@@ -139,7 +149,6 @@ def needs_loopback_scan(attachment: Attachment, node: NodeView) -> tuple[HostPor
         and c.address is None
         and c.protocol is not Protocol.SCTP
         and not is_listed(options, c.port, node)
-        and excluded_present(Family.V4, options, node)
     )
 
 

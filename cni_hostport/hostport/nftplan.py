@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from cni_hostport.hostport.answering import answered_addresses, is_answered, is_listed
+from cni_hostport.hostport.answering import (
+    DNS_PORT,
+    answered_addresses,
+    is_answered,
+    lists_all,
+)
 from cni_hostport.hostport.node import NodeView
 from cni_hostport.hostport.placed import Placed
 from cni_hostport.model import (
@@ -33,13 +38,20 @@ def attachment_elements(placed: Placed, node: NodeView) -> tuple[Element, ...]:
     pods = [(family_of(a), a) for a in sorted(attachment.addresses, key=family_of)]
     out: list[Element] = []
     used: set[Family] = set()
+    key, listed = placed.key, lists_all(attachment.options, node)
+    maps = {family: _maps(attachment.options, family) for family, _ in pods}
     for mapping in attachment.mappings:
         for family, pod in pods:
-            if attachment.maps(mapping, family):
-                claim = mapping.host_port_of(family)
-                data = nft.target(pod.ip, mapping.container_port)
-                out.extend(_port_elements(claim, data, placed, node))
-                used.add(family)
+            if not attachment.maps(mapping, family):
+                continue
+            claim = mapping.host_port_of(family)
+            data = nft.target(pod.ip, mapping.container_port)
+            if claim.address is None and not listed and claim.port != DNS_PORT:
+                lookup = nft.port_key(claim.protocol, claim.port)
+                out.append(Element(family, maps[family][0], lookup, data, key))
+            else:
+                out.extend(_listed_elements(claim, data, placed, node))
+            used.add(family)
     for family, pod in pods:
         if family in used:
             out.extend(_masquerade_elements(family, pod, placed))
@@ -55,15 +67,18 @@ def attachment_profiles(placed: Placed) -> frozenset[Profile]:
     return frozenset(p for p in found if p is not None)
 
 
-def _port_elements(
+def _maps(options: Options, family: Family) -> tuple[str, str]:
+    """Where mappings with these options stand: wildcards, and single addresses."""
+    profile = profile_of(options, family)
+    return profile.maps if profile else (rules.PORTS, rules.HOSTIP_PORTS)
+
+
+def _listed_elements(
     claim: HostPort, data: bytes, placed: Placed, node: NodeView
 ) -> Iterator[Element]:
+    """A claim address by address."""
     options, key, family = placed.attachment.options, placed.key, claim.family
-    profile = profile_of(options, family)
-    ports, hostip_ports = profile.maps if profile else (rules.PORTS, rules.HOSTIP_PORTS)
-    if claim.address is None and not is_listed(options, claim.port, node):
-        yield Element(family, ports, nft.port_key(claim.protocol, claim.port), data, key)
-        return
+    _, hostip_ports = _maps(options, family)
     if claim.address is None:
         addresses = answered_addresses(family, options, node)
     else:
