@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from unit.hostport.world import Helper, World, flush, pod
 
 from cni_hostport.errors import NetfilterFailed
@@ -110,6 +113,58 @@ def test_a_network_that_comes_back_with_another_mask(again: str, others: bool) -
     assert len(neighbours(world)) == 1 + others
     assert helper.consistent() == []
     assert not helper.backend.repair()
+
+
+MASKS = ["10.2.5.3/24", "10.2.0.3/24", "10.2.0.4/16", "10.2.0.5/17", "10.2.128.3/17", "10.3.0.2/16",
+         "10.2.5.4/32", "10.2.0.6/15"]  # fmt: skip
+
+
+def test_the_wider_of_two_networks_on_a_link_serves_both() -> None:
+    """As after a change of the mask while pods live: the kernel refuses ranges that overlap."""
+    for first, second in itertools.permutations(MASKS[:4], 2):
+        world = World()
+        helper = Helper(world)
+        one = pod("d", "83:80", ips=(first,), interfaces=())
+        helper.manager.attach(one)
+        world.calm()
+        helper.manager.attach(pod("e", "84:80", ips=(second,), interfaces=()))
+        assert len(transactions(world)) == 1
+        assert helper.consistent() == []
+        again = helper.again()
+        assert again.consistent() == []
+        again.manager.detach(one.key)
+        assert again.consistent() == []
+        assert not again.backend.repair()
+
+
+@given(st.lists(st.tuples(st.sampled_from("defghi"), st.sampled_from(MASKS), st.integers(0, 3))))
+def test_whatever_networks_come_and_go_each_pods_neighbours_are_known(
+    turns: list[tuple[str, str, int]],
+) -> None:
+    world = World()
+    helper = Helper(world)
+    for name, address, what in turns:
+        one = pod(name, f"{ord(name)}:80", ips=(address,), interfaces=())
+        if what == 0:
+            helper.manager.detach(one.key)
+        elif what == 1:
+            helper.backend.repair()
+        elif what == 2 and len(turns) % 2:
+            helper = helper.again()
+        else:
+            helper.manager.attach(one)
+        ranges = [(e.key[-4:], e.key_end or b"") for e in neighbours(world)]
+        for record in helper.manager.registry:
+            (mine,) = record.attachment.addresses
+            if mine.prefixlen < 32:
+                low, high = mine.network.network_address, mine.network.broadcast_address
+                assert any(a <= low.packed and high.packed <= b for a, b in ranges)
+        assert helper.consistent() == []
+    helper.backend.repair()
+    assert not helper.backend.repair()
+    if not helper.manager.registry:
+        helper.backend.retire()
+        assert neighbours(world) == []
 
 
 def test_networks_that_come_and_go_leave_nothing_while_others_change_the_ruleset() -> None:
