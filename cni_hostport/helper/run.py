@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 GUARD_PATIENCE = 2.0
 """Seconds that the namespace's present helper has to end, or to make its run directory anew."""
 
+LOCK_PATIENCE = 0.1
+"""Seconds for which a lock whose owner does not answer is tried again: a helper that was killed
+while it started a tool leaves it, for an instant, to the tool."""
+
 END_PATIENCE, KILL_PATIENCE = 5.0, 2.0
 """Seconds that a helper which hands nothing over has to end, asked and then killed."""
 
@@ -70,6 +74,16 @@ def wait_for_lock(run_dir: Path) -> int | None:
                 return lock
             time.sleep(0.01)
     return None
+
+
+def wait_for_free_lock(run_dir: Path) -> int | None:
+    """The helper's lock if its owner is just gone; None where one serves, or is about to."""
+    end = time.monotonic() + LOCK_PATIENCE
+    while (lock := take_lock(run_dir)) is None:
+        if _answers(run_dir) or time.monotonic() > end:
+            return None
+        time.sleep(0.01)
+    return lock
 
 
 def wait_for_guard(run_dir: Path) -> int | None:
@@ -126,7 +140,7 @@ def serve(
     logs.set_up(run_dir, style, level)
     raise_descriptor_limit()
     kept = inherited()
-    lock = take_lock(run_dir)
+    lock = take_lock(run_dir) if replace else wait_for_free_lock(run_dir)
     if lock is None and not replace:
         sys.stderr.write("cni-hostport: a helper is running already\n")
         return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -394,6 +395,19 @@ def test_a_stale_socket_or_lock_never_blocks_a_start(lab: SourceNode) -> None:
     (folder / "helper.sock").unlink()
     (folder / "helper.sock").write_text("no socket")
     lab.start()
+    assert audit(lab, {"a": WEB}, POOL) == []
+
+
+def test_a_lock_that_outlives_its_helper_for_an_instant_is_waited_for(lab: SourceNode) -> None:
+    """A helper killed while it starts a tool: the tool has the lock until its exec."""
+    assert lab.add(a(lab), *WEB).ok
+    lab.kill()
+    lock = os.open(lab.node.path(RUN_DIR) / "helper.lock", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    timer = threading.Timer(0.05, os.close, (lock,))
+    timer.start()
+    lab.start()
+    timer.join()
     assert audit(lab, {"a": WEB}, POOL) == []
 
 
