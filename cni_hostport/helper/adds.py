@@ -19,10 +19,10 @@ from cni_hostport.helper.asked import Asked, CallRequest, attachment_in
 from cni_hostport.helper.backends import Working, choose
 from cni_hostport.helper.slow import SlowBackends
 from cni_hostport.host import netns, queue
+from cni_hostport.hostport.adding import Wish
 from cni_hostport.hostport.manager import HostPortManager
 from cni_hostport.hostport.record import Record
-from cni_hostport.hostport.together import Wish
-from cni_hostport.model import Attachment
+from cni_hostport.model import Attachment, AttachmentID
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Adds:
         attachment = wish.attachment
         self._slow.forget(wish.backend)
         # an older DEL still in the queue must not take away what was just added
-        self.forget_queued(attachment)
+        self.forget_queued(attachment.identity)
         self.when[attachment.key] = time.monotonic()
         _log_skipped(attachment)
         if not changed:
@@ -153,16 +153,15 @@ class Adds:
 
         return Answer(0, asked.result), undo
 
-    def forget_queued(self, attachment: Attachment) -> None:
-        """Drop its DELs from the queue; never raises: the ADD is done by then."""
-        identity = attachment.identity
+    def forget_queued(self, identity: AttachmentID) -> None:
+        """Drop its DELs from the queue; never raises: the ADD or DEL is done by then."""
         try:
             if queue.names(self._run_dir):
                 queue.cancel(
                     self._run_dir, identity.network, identity.container_id, identity.ifname
                 )
         except OSError as error:
-            log.error("a queued DEL of %s may come yet: %s", attachment.describe(), error)
+            log.error("a queued DEL of %s may come yet: %s", identity, error)
 
     def since(self, moment: float) -> frozenset[tuple[str, str]]:
         """Attachments whose ADD was under way then: no list that was made before holds them.

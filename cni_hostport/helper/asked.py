@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cni_hostport import cni
 from cni_hostport.errors import HostPortError
 from cni_hostport.host import netns
-from cni_hostport.hostport.together import Wish
+from cni_hostport.hostport.adding import Wish
 from cni_hostport.model import Attachment
 
 

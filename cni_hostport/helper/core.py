@@ -139,8 +139,7 @@ class Core:
         assert identity is not None
         known = self.manager.registry.get(identity.key) is not None
         self._remove(call)
-        if queue.names(self._run_dir):
-            queue.cancel(self._run_dir, identity.network, identity.container_id, identity.ifname)
+        self.adds.forget_queued(identity)
         return Answer(idle=not known)
 
     def _remove(self, call: cni.Call) -> None:

@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cni_hostport import shim
@@ -78,22 +79,19 @@ def wait_for_lock(run_dir: Path) -> int | None:
 
 def wait_for_free_lock(run_dir: Path) -> int | None:
     """The helper's lock if its owner is just gone; None where one serves, or is about to."""
-    end = time.monotonic() + LOCK_PATIENCE
-    while (lock := take_lock(run_dir)) is None:
-        if _answers(run_dir) or time.monotonic() > end:
-            return None
-        time.sleep(0.01)
-    return lock
+    return _once_free(lambda: take_lock(run_dir), run_dir, LOCK_PATIENCE)
 
 
 def wait_for_guard(run_dir: Path) -> int | None:
     """The net namespace's lock, once its owner has ended or serves this directory again."""
-    end = time.monotonic() + GUARD_PATIENCE
-    while time.monotonic() < end and not _answers(run_dir):
-        if (guard := take_guard()) is not None:
-            return guard
-        time.sleep(0.02)
-    return None
+    return _once_free(take_guard, run_dir, GUARD_PATIENCE)
+
+
+def _once_free(take: Callable[[], int | None], run_dir: Path, patience: float) -> int | None:
+    end = time.monotonic() + patience
+    while (lock := take()) is None and time.monotonic() < end and not _answers(run_dir):
+        time.sleep(0.01)
+    return lock
 
 
 def answered_by_another(run_dir: Path) -> int:

@@ -108,10 +108,9 @@ class Worker:
         while True:
             while self._jobs:
                 job = self._jobs.popleft()
-                if job is None:
-                    self.settle()
-                    return
                 self.settle()
+                if job is None:
+                    return
                 attempt(job)
             self._idling, self._busy_since = True, 0.0
             if self._jobs:  # it came between the look and the word

@@ -1,14 +1,15 @@
 """The steps of an ADD, each with the step that takes it back.
 
-Decides how sockets, record, link flags and rules are put in place and undone;
-their order is ``manager.py``'s.
+Decides in what order sockets, records, link flags and rules are put in place, and how each is
+undone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from cni_hostport.errors import HostPortError, IOFailure
 from cni_hostport.hostport import answering
@@ -23,8 +24,61 @@ from cni_hostport.model import Attachment
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one ADD asks of the manager; see ``HostPortManager.attach``."""
+
+    attachment: Attachment
+    backend: str = "nftables"
+    netns_cookie: int | None = None
+    must_be_local: bool = False
+
+
+@dataclass(slots=True)
+class _Step:
+    """An ADD under way. ``change`` is there once its ports are held, ``record`` and ``seen``
+    (the link as it was read) once it is prepared.
+
+    ``before``: how the existing record, which it takes the place of, was placed.
+    """
+
+    wish: Wish
+    existing: Record | None
+    before: Placed | None
+    change: PendingChange = field(init=False)
+    record: Record = field(init=False)
+    seen: PodLink = field(init=False)
+
+
 class Adding(Managed):
     """Steps of ``attach``. Each registers its undo before or with its effect."""
+
+    def _put(self, wishes: Sequence[Wish]) -> None:
+        """Sockets, records, rules and flows of attachments that nothing speaks against.
+
+        All of them, or an error and nothing. Several have to be new, of one backend, and not
+        concern each other (``together.py``).
+        """
+        steps = []
+        for wish in wishes:
+            existing = self.registry.get(wish.attachment.key)
+            steps.append(_Step(wish, existing, self.placed(existing) if existing else None))
+        with ExitStack() as undo:
+            for step in steps:
+                step.change = self._hold(step.wish.attachment, undo)
+            for step in steps:
+                self._prepare(step, undo)
+            self._program(steps, undo)
+            for step in steps:
+                self._drop_stale_flows(step.record, step.existing)
+            for step in steps:
+                self._store_call(self._store.commit, step.record.key)
+                undo.callback(self._forget_record, step.record.key)
+            undo.pop_all()
+        for step in steps:
+            self.registry.put(step.record)
+            self._undeleted.discard(step.record.key)
+            step.change.keep()
 
     def _hold(self, attachment: Attachment, undo: ExitStack) -> PendingChange:
         change = self.holds.change(
@@ -36,30 +90,23 @@ class Adding(Managed):
         undo.callback(change.undo)
         return change
 
-    def _prepare(
-        self,
-        attachment: Attachment,
-        backend: str,
-        cookie: int | None,
-        existing: Record | None,
-        undo: ExitStack,
-    ) -> tuple[Record, PodLink]:
+    def _prepare(self, step: _Step, undo: ExitStack) -> None:
         """The record of what is about to be done, before it is done; the link as it was seen."""
+        wish = step.wish
         try:
-            link = self._machine.pod_link(attachment)
+            step.seen = self._machine.pod_link(wish.attachment)
         except OSError as error:
             raise IOFailure("cannot find the pod's link", str(error)) from error
-        record = Record(
-            attachment=attachment,
-            backend="iptables" if backend == "iptables" else "nftables",
+        step.record = record = Record(
+            attachment=wish.attachment,
+            backend="iptables" if wish.backend == "iptables" else "nftables",
             created=self._machine.now(),
-            netns_cookie=cookie,
-            link=link_record(link),
-            **self._links.plan(attachment, existing, self._node, link),
+            netns_cookie=wish.netns_cookie,
+            link=link_record(step.seen),
+            **self._links.plan(wish.attachment, step.existing, self._node, step.seen),
         )
         undo.callback(self._discard, record.key)
         self._store_call(self._store.prepare, record.key, record.model_dump_json().encode())
-        return record, link
 
     def _discard(self, key: str) -> None:
         try:
@@ -74,36 +121,42 @@ class Adding(Managed):
         except OSError as error:
             raise IOFailure("cannot write the record", str(error.strerror)) from error
 
-    def _program(
-        self,
-        record: Record,
-        existing: Record | None,
-        placed: Placed,
-        before: Placed | None,
-        seen: PodLink,
-        undo: ExitStack,
-    ) -> None:
-        """Link flags and rules of the new record in place of the existing one's."""
-        undo.callback(self._links.release, record, keep=existing)
-        self._links.use(record, seen)
-        backend = self._backend(record)
-        old = self._backend(existing) if existing is not None else backend
-        if old is not backend:
-            undo.callback(self._rules_back, backend, record.key, None)
-        undo.callback(self._rules_back, old, record.key, before)
-        backend.place({record.key: placed}, self._node)
+    def _forget_record(self, key: str) -> None:
+        """Undo of the commit of a new record; what cannot be deleted is tried again."""
+        self._undeleted.add(key)
+        try:
+            self._store.delete(key)
+        except OSError as error:
+            log.warning("the record of %s stays for now: %s", key, error)
+        else:
+            self._undeleted.discard(key)
+
+    def _program(self, steps: Sequence[_Step], undo: ExitStack) -> None:
+        """Link flags and rules of the new records in place of the existing ones'."""
+        for step in steps:
+            undo.callback(self._links.release, step.record, keep=step.existing)
+            self._links.use(step.record, step.seen)
+        backend = self._backend(steps[0].record)
+        placed: dict[str, Placed | None] = {}
+        for step in steps:
+            key, old = step.record.key, backend
+            if step.existing is not None and (old := self._backend(step.existing)) is not backend:
+                undo.callback(self._rules_back, backend, key, None)
+            undo.callback(self._rules_back, old, key, step.before)
+            placed[key] = Placed(step.wish.attachment, step.record.pod_link(), step.change.held)
+        backend.place(placed, self._node)
+        for step in steps:
+            if step.existing is not None:
+                self._replace(step.existing, step.record, backend, undo)
+
+    def _replace(self, existing: Record, record: Record, backend: Backend, undo: ExitStack) -> None:
+        """What the existing record had elsewhere goes."""
+        old = self._backend(existing)
         if old is not backend:
             old.place({record.key: None}, self._node)
-        if existing is not None:
-            # before the commit: a crash in between finds the old record, and its flags come back
-            undo.callback(self._flags_back, existing)
-            self._links.release(existing, keep=record)
-
-    def _registered(self, record: Record, change: PendingChange) -> None:
-        """The end of an ADD that nothing takes back any more."""
-        self.registry.put(record)
-        self._undeleted.discard(record.key)
-        change.keep()
+        # before the commit: a crash in between finds the old record, and its flags come back
+        undo.callback(self._flags_back, existing)
+        self._links.release(existing, keep=record)
 
     def _flags_back(self, record: Record) -> None:
         try:

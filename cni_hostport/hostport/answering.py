@@ -37,8 +37,13 @@ def is_listed(options: Options, port: int, node: NodeView) -> bool:
     return port == DNS_PORT or lists_all(options, node)
 
 
+def is_whole(claim: HostPort, listed: bool) -> bool:
+    """Whether it is a wildcard that is not spelled out; ``listed`` is what ``lists_all`` says."""
+    return claim.address is None and not listed and claim.port != DNS_PORT
+
+
 def lists_all(options: Options, node: NodeView) -> bool:
-    """Whether that is so for every port."""
+    """Whether that is so for every port: asked once for a pod's many."""
     return not options.snat or bool(options.node_addresses) or not _excludes_as_usual(options, node)
 
 
@@ -97,19 +102,16 @@ def planned_holds(attachment: Attachment, node: NodeView) -> tuple[HostPort, ...
     if attachment.options.reserve_ports is ReservePorts.NO:
         return ()
     options = attachment.options
-    # what is the same for each of a pod's many ports is asked once a family
-    plain = {
-        f: not lists_all(options, node) and not excluded_present(f, options, node)
-        for f in attachment.families()
-    }
+    listed = lists_all(options, node)
+    partly = [f for f in attachment.families() if excluded_present(f, options, node)]
     holds: dict[HostPort, None] = {}
     for claim in attachment.claims():
         if claim.protocol is Protocol.SCTP:
             continue
-        if claim.address is None and claim.port != DNS_PORT and plain[claim.family]:
+        if is_whole(claim, listed) and claim.family not in partly:
             holds[claim] = None
         else:
-            holds.update(dict.fromkeys(_holds_of(claim, options, node)))
+            holds.update(dict.fromkeys(_one_by_one(claim, options, node)))
     return tuple(h for h in holds if h.address is None or not _covered(h, holds))
 
 
@@ -118,13 +120,9 @@ def _covered(hold: HostPort, holds: Collection[HostPort]) -> bool:
     return hold._replace(address=None) in holds
 
 
-def _holds_of(claim: HostPort, options: Options, node: NodeView) -> tuple[HostPort, ...]:
+def _one_by_one(claim: HostPort, options: Options, node: NodeView) -> tuple[HostPort, ...]:
     if claim.address is not None:
         return (claim,) if is_answered(claim.address, options, node) else ()
-    if not is_listed(options, claim.port, node) and not excluded_present(
-        claim.family, options, node
-    ):
-        return (claim,)
     return tuple(claim._replace(address=a) for a in answered_addresses(claim.family, options, node))
 
 

@@ -1,11 +1,9 @@
 """The host-port manager: what ADD, DEL, CHECK and GC mean on this node.
 
-Decides the order of effects and how each is undone. ADD is all or nothing:
-sockets, then the record, then one netfilter transaction, then stale UDP flows
-(``together.py`` has the same order for several).
-DEL is by the record alone. Never touches the machine itself: sockets, rules,
-records and links come in as objects, and every method runs under the caller's
-one lock.
+ADD is all or nothing: sockets, then the record, then one netfilter transaction, then
+stale UDP flows (``adding.py``; several of one moment: ``together.py``). DEL is by the
+record alone. Never touches the machine itself: sockets, rules, records and links come in
+as objects, and every method runs under the caller's one lock.
 
 ``add`` and ``remove`` are the interface of Kubernetes' hostport manager;
 ``attach`` and ``detach`` are the same with everything CNI knows.
@@ -16,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
-from contextlib import ExitStack
 
 from cni_hostport.errors import (
     HostPortError,
@@ -25,8 +22,8 @@ from cni_hostport.errors import (
     PortInUse,
 )
 from cni_hostport.hostport import answering
+from cni_hostport.hostport.adding import Wish
 from cni_hostport.hostport.node import PodLink
-from cni_hostport.hostport.placed import Placed
 from cni_hostport.hostport.podports import PodPortMapping, attachment_of_pod
 from cni_hostport.hostport.record import Record
 from cni_hostport.hostport.together import Together
@@ -103,28 +100,10 @@ class HostPortManager(Together):
                 attachment.describe(),
                 ", ".join(map(str, attachment.yielded)),
             )
-        self._put(attachment, existing, backend, netns_cookie)
+        self._put([Wish(attachment, backend, netns_cookie)])
         if existing is not None:
             self._take_up(attachment.identity.container_id)
         return True
-
-    def _put(
-        self, attachment: Attachment, existing: Record | None, backend: str, cookie: int | None
-    ) -> None:
-        """Sockets, record, rules and flows of an attachment that nothing speaks against."""
-        with ExitStack() as undo:
-            held = self.holds.held(attachment.key)
-            change = self._hold(attachment, undo)
-            record, seen = self._prepare(attachment, backend, cookie, existing, undo)
-            placed = Placed(attachment, record.pod_link(), change.held)
-            before = None
-            if existing is not None:
-                before = Placed(existing.attachment, existing.pod_link(), held)
-            self._program(record, existing, placed, before, seen, undo)
-            self._drop_stale_flows(record, existing)
-            self._store_call(self._store.commit, record.key)
-            undo.pop_all()
-        self._registered(record, change)
 
     def detach(self, key: str) -> bool:
         """Take an attachment away by its record; False if there is none.

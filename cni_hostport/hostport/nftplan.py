@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from cni_hostport.hostport.answering import (
-    DNS_PORT,
     answered_addresses,
     is_answered,
+    is_whole,
     lists_all,
 )
 from cni_hostport.hostport.node import NodeView
@@ -46,11 +46,11 @@ def attachment_elements(placed: Placed, node: NodeView) -> tuple[Element, ...]:
                 continue
             claim = mapping.host_port_of(family)
             data = nft.target(pod.ip, mapping.container_port)
-            if claim.address is None and not listed and claim.port != DNS_PORT:
+            if is_whole(claim, listed):
                 lookup = nft.port_key(claim.protocol, claim.port)
                 out.append(Element(family, maps[family][0], lookup, data, key))
             else:
-                out.extend(_listed_elements(claim, data, placed, node))
+                out.extend(_listed_elements(claim, data, maps[family][1], placed, node))
             used.add(family)
     for family, pod in pods:
         if family in used:
@@ -74,11 +74,10 @@ def _maps(options: Options, family: Family) -> tuple[str, str]:
 
 
 def _listed_elements(
-    claim: HostPort, data: bytes, placed: Placed, node: NodeView
+    claim: HostPort, data: bytes, hostip_ports: str, placed: Placed, node: NodeView
 ) -> Iterator[Element]:
     """A claim address by address."""
     options, key, family = placed.attachment.options, placed.key, claim.family
-    _, hostip_ports = _maps(options, family)
     if claim.address is None:
         addresses = answered_addresses(family, options, node)
     else:

@@ -39,7 +39,6 @@ _KEY, _DATA, _USERDATA, _KEY_END = 1, 2, 6, 10
 _VALUE = 1
 _UDATA_COMMENT = 0
 _VALUE_HEAD = struct.Struct("=HHHH")
-_LIST_HEAD = 4
 
 AF_NUMBER = {Family.V4: 2, Family.V6: 10}
 """Our families as the kernel numbers them (NFPROTO_IPV4, NFPROTO_IPV6)."""
@@ -81,7 +80,7 @@ def _value(kind: int, value: bytes) -> bytes:
     return head + value + bytes(pad)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def _userdata(comment: str) -> bytes:
     raw = comment.encode("utf-8", "surrogateescape")
     if len(raw) > MAX_COMMENT or b"\0" in raw:
@@ -90,31 +89,6 @@ def _userdata(comment: str) -> bytes:
 
 
 def _packed(element: Element, key_only: bool) -> bytes:
-    """One element of a list. Most look alike: what stands around key and value is made once."""
-    if element.key_end is not None:
-        return _wrapped(element, key_only)
-    key, data = element.key, None if key_only else element.data
-    comment = "" if key_only else element.comment
-    if data is None:
-        head, tail, _ = _around(len(key), -1, comment)
-        return head + key + tail
-    head, middle, tail = _around(len(key), len(data), comment)
-    return b"".join((head, key, middle, data, tail))
-
-
-@lru_cache(maxsize=256)
-def _around(key: int, data: int, comment: str) -> tuple[bytes, bytes, bytes]:
-    """Before the key, between it and the value, behind that; sizes in bytes, -1: no value."""
-    value = None if data < 0 else bytes(data)
-    whole = _wrapped(Element(Family.V4, "", bytes(key), value, comment), key_only=False)
-    behind = _LIST_HEAD + _VALUE_HEAD.size + key
-    if value is None:
-        return whole[: behind - key], whole[behind:], b""
-    middle = behind + (-key & 3) + _VALUE_HEAD.size
-    return whole[: behind - key], whole[behind:middle], whole[middle + data :]
-
-
-def _wrapped(element: Element, key_only: bool) -> bytes:
     body = _value(_KEY, element.key)
     if element.key_end is not None:
         body += _value(_KEY_END, element.key_end)

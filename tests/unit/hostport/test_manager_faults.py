@@ -9,7 +9,7 @@ import pytest
 from unit.hostport.world import Helper, Killed, World, flush, pod
 
 from cni_hostport.errors import HostPortError
-from cni_hostport.hostport.together import Wish
+from cni_hostport.hostport.adding import Wish
 
 Action = Callable[[Helper], object]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from unit.hostport.world import Helper, Somebody, World, pod, port
 
-from cni_hostport.hostport.together import Wish
+from cni_hostport.hostport.adding import Wish
 from cni_hostport.model import Attachment
 
 
